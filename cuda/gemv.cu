@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// dense_gemv_bf16: C[n] = bf16(sum over k of A[k] * B[n, k])
+//     A [K], B [N, K] row-major, C [N], all bf16; any N, K and alignment, with the same order of summation.
+//     Grid ceil(N / 16) blocks or fewer (a block then does several tiles of 16 rows), block 256.
+#include "common/gemv.cuh"
+
+using namespace metrale;
+
+extern "C" __global__ void dense_gemv_bf16(const __nv_bfloat16* __restrict__ A,
+                                           const __nv_bfloat16* __restrict__ B, __nv_bfloat16* __restrict__ C,
+                                           uint32_t N, uint32_t K) {
+    if (aligned16(A) && wide_rows(B, K))
+        gemv<true>(A, Bf16Loader<true>{B, N, K}, C, N, K);
+    else
+        gemv<false>(A, Bf16Loader<false>{B, N, K}, C, N, K);
+}

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Compiles CUDA kernel sources into one shared library that runs them on a CPU.
+
+    python build.py -o libmetrale_host.so A.cu B.cu ...
+
+The library holds the runtime too; abi.h is its interface, a source's file stem the module name of its kernels. This is
+the only place that knows how: the wheel, the sanitizer builds and tests with kernels of their own call it, as a
+program or as a module (`build`). It needs a C++17 compiler, CUDA's headers (no toolkit) and nothing beyond the
+standard library.
+"""
+
+import argparse
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RUNTIME = tuple(HERE / name for name in ("block.cpp", "meetings.cpp", "combine.cpp", "fiber.cpp", "shared.cpp", "launch.cpp"))
+
+FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",  # a kernel's bits are those that it spells out
+    "-fno-strict-aliasing",  # kernels load one type's bytes as another's, which CUDA's compilers allow
+    "-fno-extern-tls-init",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+)
+# The library is never unloaded: its threads sleep in it.
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none")
+
+# A header of CUDA that sources need under a C++ compiler, and the wheel that has it.
+HEADERS = {
+    "cuda_bf16.h": "nvidia-cuda-runtime",
+    "crt/host_defines.h": "nvidia-cuda-crt",
+    "nv/target": "nvidia-cuda-cccl",
+}
+
+
+class BuildError(Exception):
+    """What the build lacks, or what the compiler said."""
+
+
+def build(
+    sources: Iterable[str | os.PathLike],
+    output: str | os.PathLike,
+    *,
+    cxx: str | None = None,
+    cuda_include: str | os.PathLike | None = None,
+    include: Iterable[str | os.PathLike] = (),
+    sanitize: str = "",
+    static_shared: bool = False,
+    signatures: str | os.PathLike | None = None,
+    depfile: str | os.PathLike | None = None,
+    jobs: int | None = None,
+) -> dict[str, dict[str, tuple[tuple[str, str], ...]]]:
+    """Builds `output` from .cu files and returns `{module: {kernel: ((parameter, kind), ...)}}`.
+
+    sanitize: a list for the compiler's -fsanitize. static_shared: shared memory is plain globals and one thread runs
+    all blocks, for the address sanitizer, which does not watch thread-local arrays. signatures: a Python file to write
+    with the returned value as KERNELS. depfile: a make file to write with what the library depends on.
+    """
+    units = {Path(source).stem: Path(source).resolve() for source in sources}
+    compiler = find_compiler(cxx)
+    flags = [*FLAGS, *(("-O1", "-g", "-fno-omit-frame-pointer") if sanitize else ("-O2",))]
+    if sanitize:
+        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
+    if static_shared:
+        flags.append("-DMETRALE_STATIC_SHARED")
+    flags += [f"-I{path}" for path in (HERE.parent, HERE, *include)]
+    flags += [f"-isystem{path}" for path in find_cuda_include(cuda_include)]
+
+    with tempfile.TemporaryDirectory(prefix="metrale-") as folder, ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        scratch = Path(folder)
+
+        def compile_unit(source: Path, origin: Path) -> Path:
+            target = scratch / f"{source.stem}.o"
+            _run(
+                *(*compiler, *flags, "-c", source, "-o", target, "-MD", "-MF", target.with_suffix(".d")),
+                # The library is the same wherever it is built.
+                *(f"-frandom-seed={source.stem}", f"-ffile-prefix-map={scratch}/=", f"-ffile-prefix-map={origin.parent}/="),
+            )
+            return target
+
+        def compile_module(module: str, source: Path) -> tuple[Path, dict]:
+            kernels = _kernels(compiler, flags, source)
+            unit = scratch / f"{module}.host.cpp"
+            unit.write_text(_unit(module, source, kernels))
+            return compile_unit(unit, source), kernels
+
+        runtime = [pool.submit(compile_unit, source, source) for source in RUNTIME]
+        modules = {name: pool.submit(compile_module, name, source) for name, source in units.items()}
+        objects = [future.result()[0] for future in modules.values()] + [future.result() for future in runtime]
+        kernels = {name: future.result()[1] for name, future in modules.items()}
+        unfinished = scratch / "library"
+        _run(*compiler, *flags, *LINK_FLAGS, *objects, "-o", unfinished)
+        shutil.move(unfinished, output)
+        if depfile:
+            _write_depfile(Path(depfile), output, scratch)
+    if signatures:
+        Path(signatures).write_text(_signature_file(kernels))
+    return kernels
+
+
+def find_compiler(cxx: str | None = None) -> list[str]:
+    """The compiler's command: the one given, else $CXX, else g++."""
+    command = shlex.split(cxx or os.environ.get("CXX") or "g++")
+    if not shutil.which(command[0]):
+        raise BuildError(f"no C++ compiler: {command[0]!r} is not on the path (install g++, or give --cxx)")
+    return command
+
+
+def find_cuda_include(given: str | os.PathLike | None = None) -> list[Path]:
+    """The folders of CUDA's headers: the one given, else a toolkit's, else the wheels'."""
+    candidates = [Path(given)] if given else [*_toolkits(), *_wheels()]
+    for folder in candidates:
+        if (folder / "cuda_bf16.h").is_file():
+            break
+    else:
+        where = ", ".join(map(str, candidates)) or "no toolkit, and no wheel on sys.path"
+        raise BuildError(f"CUDA's headers are missing ({where}): pip install {' '.join(HEADERS.values())}")
+    folders = [folder, folder / "cccl"] if (folder / "cccl").is_dir() else [folder]
+    for header, wheel in HEADERS.items():
+        if not any((folder / header).is_file() for folder in folders):
+            raise BuildError(f"{folder} lacks {header}: pip install {wheel} (of the same CUDA version)")
+    return folders
+
+
+def _toolkits() -> list[Path]:
+    roots = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
+    return [root / "include" for root in (*roots, Path("/usr/local/cuda"))]
+
+
+def _wheels() -> list[Path]:
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        found = find_nvidia_header_directory("cudart")
+    except Exception:  # absent, or of another age: the wheels may be there all the same
+        found = None
+    scanned = (path for entry in sys.path for path in sorted(Path(entry or ".").glob("nvidia/*/include"), reverse=True))
+    return [*([Path(found)] if found else []), *scanned]
+
+
+def _kernels(compiler: Sequence[str], flags: Sequence[str], source: Path) -> dict:
+    signatures = _signature_parser()
+    text = _run(*compiler, *flags, "-E", "-P", "-x", "c++", "-D__global__=__global__", "-include", "metrale_host.h", source)
+    try:
+        kernels = signatures.parse(text)
+    except signatures.SignatureError as error:
+        raise BuildError(f"{source}: {error}") from None
+    if not kernels:
+        raise BuildError(f'{source} has no kernel (an extern "C" __global__ function)')
+    return kernels
+
+
+def _signature_parser():
+    """metrale/gpu/signatures.py, without importing the package, which need not be built. Installed, cuda/ is in it."""
+    for root in (HERE.parents[1] / "metrale", HERE.parents[1]):
+        path = root / "gpu" / "signatures.py"
+        if path.is_file():
+            spec = importlib.util.spec_from_file_location("metrale_signatures", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    raise BuildError(f"gpu/signatures.py of the package is not beside {HERE.parent}")
+
+
+def _unit(module: str, source: Path, kernels: dict) -> str:
+    """The translation unit of a module: its source as it stands, and its kernels' registration."""
+
+    def listed(words: Iterable[str]) -> str:
+        return "{" + ", ".join(f'"{word}"' for word in words) + "}"
+
+    checks = "".join(
+        f"static_assert(metrale::host::takes({name}, {listed(kind for _, kind in parameters)}),\n"
+        f'              "{name}: its C++ signature differs from the parsed one");\n'
+        for name, parameters in kernels.items()
+    )
+    entries = "".join(
+        f'    metrale::host::describe("{module}", "{name}", {name}, {listed(parameter for parameter, _ in parameters)}),\n'
+        for name, parameters in kernels.items()
+    )
+    return (
+        f'#include "metrale_host.h"\n#include "registry.h"\n#include "{source}"\n\n{checks}\n'
+        f"static const metrale::host::Registrar registrar({{\n{entries}}});\n"
+    )
+
+
+def _signature_file(kernels: dict) -> str:
+    lines = ['"""Parameters of every kernel: {module: {kernel: ((name, kind), ...)}}. Written by cuda/host/build.py."""', ""]
+    lines.append("KERNELS = {")
+    for module, entries in kernels.items():
+        lines.append(f'    "{module}": {{')
+        lines += [f'        "{name}": {parameters!r},' for name, parameters in entries.items()]
+        lines.append("    },")
+    return "\n".join([*lines, "}", ""])
+
+
+def _write_depfile(depfile: Path, output: str | os.PathLike, scratch: Path) -> None:
+    paths = set()
+    for fragment in scratch.glob("*.d"):
+        words = fragment.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+        paths.update(word for word in words if not word.startswith(str(scratch)))
+    depfile.write_text(f"{output}: " + " \\\n  ".join(sorted(paths)) + "\n")
+
+
+def _run(*command: str | os.PathLike) -> str:
+    words = [os.fspath(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{shlex.join(words)}\n{done.stderr.strip()}")
+    sys.stderr.write(done.stderr)
+    return done.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("sources", nargs="+", metavar="SOURCE.cu")
+    parser.add_argument("-o", "--output", required=True, metavar="LIBRARY")
+    parser.add_argument("--cxx", metavar="COMMAND", help="the C++ compiler (default: $CXX, else g++)")
+    parser.add_argument("--cuda-include", metavar="DIR", help="CUDA's headers (default: a toolkit's, else the wheels')")
+    parser.add_argument("-I", dest="include", action="append", default=[], metavar="DIR")
+    parser.add_argument("--sanitize", default="", metavar="LIST", help="as in -fsanitize: address,undefined")
+    parser.add_argument("--static-shared", action="store_true", help="let the address sanitizer watch shared memory")
+    parser.add_argument("--signatures", metavar="FILE.py", help="write the kernels' parameters")
+    parser.add_argument("--depfile", metavar="FILE", help="write what the library depends on, for make and ninja")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: one a core)")
+    try:
+        build(**vars(parser.parse_args(arguments)))
+    except BuildError as error:
+        print(f"build.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

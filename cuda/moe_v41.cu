@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// The MoE layer around its expert products. One-dimensional kernels: grid ceil(n / 2048), block 256, eight
+// values a thread.
+//
+//   moe_v41_swiglu        h = bf16(silu(min(gate, limit)) * clamp(up, -limit, limit) * w[row]), clamps for
+//   limit > 0
+//       gate, up, h bf16 [rows, inter], w f32 [rows] or null. Grid (ceil(inter / 2048), min(rows, 65535)),
+//       block 256.
+//   moe_v41_accumulate    acc f32 [n] += src bf16 [n]
+//   moe_v41_finish        out bf16 [n] = bf16(acc f32 [n])
+//   moe_v41_sum_rows      acc f32 [dim] += src bf16 [n_rows, dim], row after row. n = dim.
+//   moe_v41_router_gemv_f32out, moe_v41_router_gemv_f32out_products
+//       C f32 [M, N] = A bf16 [M, K] * (B bf16 [N, K])^T, M in 1..8, in the order of common/router.cuh: same
+//       bits. The first: one warp an output, grid ceil(N / 4), block 128. The second stages products in
+//       shared memory so that 8 warps load: one block an output, grid N, block 256, shared memory M * 8192
+//       bytes.
+//   moe_v41_route_select  selection and pointers of one token, see common/route.cuh. Grid 1, block 256.
+//   moe_v41_slot_table_set  table i32 [layers, n_routed]: table[layer, expert] = slot for triples i32 [n, 3]
+//   of
+//       (layer, expert, slot), no (layer, expert) twice. Grid ceil(n / 256), block 256.
+#include "common/route.cuh"
+#include "common/router.cuh"
+#include "common/swiglu.cuh"
+
+using namespace metrale;
+
+__device__ __forceinline__ uint32_t first_of_eight() { return (blockIdx.x * blockDim.x + threadIdx.x) * 8; }
+
+extern "C" __global__ void moe_v41_swiglu(const __nv_bfloat16* __restrict__ gate,
+                                          const __nv_bfloat16* __restrict__ up, const float* __restrict__ w,
+                                          __nv_bfloat16* __restrict__ h, uint32_t rows, uint32_t inter,
+                                          float limit) {
+    const uint32_t i = first_of_eight();
+    if (i >= inter)
+        return;
+    for (uint32_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        const uint64_t start = static_cast<uint64_t>(row) * inter;
+        const float weight = w ? w[row] : 1.0f;
+        const F32x8 g = load8(gate + start, i, inter), u = load8(up + start, i, inter);
+        F32x8 r;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            r.v[j] = swiglu(g.v[j], u.v[j], weight, limit);
+        store8(h + start, i, inter, r);
+    }
+}
+
+__device__ __forceinline__ void add_rows(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
+                                         uint32_t n_rows, uint32_t dim) {
+    const uint32_t i = first_of_eight();
+    if (i >= dim)
+        return;
+    F32x8 sum = load8(acc, i, dim);
+#pragma unroll 4
+    for (uint32_t row = 0; row < n_rows; ++row) {
+        const F32x8 x = load8(src + static_cast<uint64_t>(row) * dim, i, dim);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            sum.v[j] += x.v[j];
+    }
+    store8(acc, i, dim, sum);
+}
+
+extern "C" __global__ void moe_v41_accumulate(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
+                                              uint32_t n) {
+    add_rows(acc, src, 1, n);
+}
+
+extern "C" __global__ void moe_v41_sum_rows(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
+                                            uint32_t n_rows, uint32_t dim) {
+    add_rows(acc, src, n_rows, dim);
+}
+
+extern "C" __global__ void moe_v41_finish(const float* __restrict__ acc, __nv_bfloat16* __restrict__ out,
+                                          uint32_t n) {
+    const uint32_t i = first_of_eight();
+    if (i < n)
+        store8(out, i, n, load8(acc, i, n));
+}
+
+extern "C" __global__ void moe_v41_router_gemv_f32out(const __nv_bfloat16* __restrict__ A,
+                                                      const __nv_bfloat16* __restrict__ B,
+                                                      float* __restrict__ C, uint32_t M, uint32_t N,
+                                                      uint32_t K) {
+    const uint32_t n = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (n >= N)
+        return;
+    if (wide_rows(A, K) && wide_rows(B, K))
+        router_output<true>(A, B, C, n, M, N, K);
+    else
+        router_output<false>(A, B, C, n, M, N, K);
+}
+
+extern "C" __global__ void moe_v41_router_gemv_f32out_products(const __nv_bfloat16* __restrict__ A,
+                                                               const __nv_bfloat16* __restrict__ B,
+                                                               float* __restrict__ C, uint32_t M, uint32_t N,
+                                                               uint32_t K) {
+    METRALE_DYNAMIC_SHARED(float, products);
+    if (wide_rows(A, K) && wide_rows(B, K))
+        router_output_staged<true>(A, B, C, products, blockIdx.x, M, N, K);
+    else
+        router_output_staged<false>(A, B, C, products, blockIdx.x, M, N, K);
+}
+
+// The best of the experts lane, lane + 32, ...
+__device__ __forceinline__ RouteCandidate best_of_lane(const float* key, uint32_t n_routed) {
+    RouteCandidate best = route_none();
+    for (uint32_t id = threadIdx.x % WARP; id < n_routed; id += WARP)
+        if (route_precedes({key[id], id}, best))
+            best = {key[id], id};
+    return best;
+}
+
+__device__ __forceinline__ RouteCandidate best_of_warp(RouteCandidate best) {
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const RouteCandidate other = {__shfl_xor_sync(FULL_WARP, best.key, offset),
+                                      __shfl_xor_sync(FULL_WARP, best.id, offset)};
+        if (route_precedes(other, best))
+            best = other;
+    }
+    return best;
+}
+
+// logits, bias f32 [n_routed] (bias may be null), slot_of i32 [n_routed]. With the plan being the picks in
+// ascending id: hdr u32 [1 + 3 topk] = flags, picks, weights (both in pick order), the plan's slots; plan_w
+// f32 [topk]; plan_rows [topk] = 0; ptrs u64 [3][topk], the addresses of the plan's gate, up and down blocks.
+extern "C" __global__ void
+moe_v41_route_select(const float* __restrict__ logits, const float* __restrict__ bias, uint32_t n_routed,
+                     uint32_t topk, float gate_temp, float route_scale, uint32_t norm_topk,
+                     const int32_t* __restrict__ slot_of, uint64_t arena_base, uint64_t slot_bytes,
+                     uint64_t gate_off, uint64_t up_off, uint64_t down_off, uint32_t* __restrict__ hdr,
+                     float* __restrict__ plan_w, uint32_t* __restrict__ plan_rows,
+                     uint64_t* __restrict__ ptrs) {
+    __shared__ float score[ROUTE_MAX_EXPERTS], key[ROUTE_MAX_EXPERTS];
+    for (uint32_t id = threadIdx.x; id < n_routed; id += blockDim.x) {
+        score[id] = route_score(logits[id], gate_temp);
+        key[id] = score[id] + (bias ? bias[id] : 0.0f);
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARP)
+        return;
+
+    // One warp selects; lane i keeps pick i.
+    const uint32_t lane = threadIdx.x;
+    bool finite = true;
+    for (uint32_t id = lane; id < n_routed; id += WARP)
+        finite = finite && is_finite(key[id]);
+    finite = __all_sync(FULL_WARP, finite);
+
+    uint32_t pick = 0;
+    if (finite) {
+        RouteCandidate mine = best_of_lane(key, n_routed);
+        for (uint32_t i = 0; i < topk; ++i) {
+            const RouteCandidate best = best_of_warp(mine);
+            if (lane == i)
+                pick = best.id;
+            if (lane == best.id % WARP) {
+                key[best.id] = route_none().key;
+                mine = best_of_lane(key, n_routed);
+            }
+        }
+    }
+    const float pick_score = finite ? score[pick] : 0.0f;
+    float sum = 0.0f;
+    uint32_t place = finite ? 0 : lane; // in the plan
+    for (uint32_t i = 0; i < topk; ++i) {
+        sum += __shfl_sync(FULL_WARP, pick_score, i);
+        place += finite && __shfl_sync(FULL_WARP, pick, i) < pick;
+    }
+    const int32_t slot = finite ? slot_of[pick] : -1;
+    const bool missing = __any_sync(FULL_WARP, lane < topk && slot < 0);
+    if (lane == 0)
+        hdr[0] = !finite ? ROUTE_NOT_FINITE : missing ? ROUTE_NOT_RESIDENT : 0;
+    if (lane >= topk)
+        return;
+
+    const float weight = finite ? route_weight(pick_score, sum, route_scale, norm_topk != 0) : 0.0f;
+    const uint64_t block = arena_base + (slot < 0 ? 0 : static_cast<uint64_t>(slot)) * slot_bytes;
+    hdr[1 + lane] = finite ? pick : 0xffffffffu;
+    hdr[1 + topk + lane] = bits_from_float(weight);
+    hdr[1 + 2 * topk + place] = static_cast<uint32_t>(slot);
+    plan_w[place] = weight;
+    plan_rows[place] = 0;
+    ptrs[place] = block + gate_off;
+    ptrs[topk + place] = block + up_off;
+    ptrs[2 * topk + place] = block + down_off;
+}
+
+extern "C" __global__ void moe_v41_slot_table_set(int32_t* __restrict__ table, uint32_t n_routed,
+                                                  const int32_t* __restrict__ triples, uint32_t n) {
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n)
+        return;
+    const int32_t* triple = triples + 3 * static_cast<uint64_t>(i);
+    table[static_cast<uint64_t>(triple[0]) * n_routed + static_cast<uint32_t>(triple[1])] = triple[2];
+}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What a GGUF file of a DeepSeek-V4.1 model holds: names, types, shapes and keys, checked before use."""
+
+import math
+from dataclasses import dataclass
+
+from metrale.errors import malformed, refuse
+from metrale.formats.gguf import GgufFile, Tensor
+from metrale.formats.kquant import BF16, F32, Q2_K, Q3_K
+
+__all__ = ["MoeLayerSpec", "moe_layer_spec"]
+
+ARCHITECTURE = "deepseek41"
+SCORING_FUNC = "sqrtsoftplus"
+SHARED_TYPES = (BF16, Q2_K, Q3_K)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeLayerSpec:
+    """One MoE layer: its numbers, and handles to its tensors (valid while the file is open).
+
+    A limit of 0 means no clamp. `gate_temp` has no key in the file.
+    """
+
+    layer: int
+    dim: int
+    inter: int
+    shared_inter: int
+    n_routed: int
+    topk: int
+    route_scale: float
+    norm_topk_prob: bool
+    swiglu_limit: float
+    shared_swiglu_limit: float
+    router: Tensor
+    """bf16 `[n_routed, dim]`"""
+    bias: Tensor
+    """f32 `[n_routed]`, added to the scores for the choice of experts only"""
+    gate: Tensor
+    """Q2_K `[n_routed, inter, dim]`, as is `up`"""
+    up: Tensor
+    down: Tensor
+    """Q3_K `[n_routed, dim, inter]`"""
+    shared_gate: Tensor
+    """bf16, Q2_K or Q3_K `[shared_inter, dim]`, as is `shared_up`"""
+    shared_up: Tensor
+    shared_down: Tensor
+    """bf16, Q2_K or Q3_K `[dim, shared_inter]`"""
+    gate_temp: float = 1.0
+
+
+def moe_layer_spec(gguf: GgufFile, layer: int) -> MoeLayerSpec:
+    """Describe MoE layer `layer` of the file.
+
+    Refuses a layer that the model does not have (`ArgumentError`). A missing key or tensor, one of another
+    type or shape, and a model of another form are a `FormatError` that names it.
+    """
+    _require(gguf, "general.architecture", gguf.scalar("general.architecture", str), ARCHITECTURE)
+    scoring_key = _key("expert_scoring_func")
+    _require(gguf, scoring_key, gguf.scalar(scoring_key, str), SCORING_FUNC)
+    shared_key = _key("expert_shared_count")
+    _require(gguf, shared_key, gguf.scalar(shared_key, int), 1)
+
+    blocks = _count(gguf, "block_count")
+    if not 0 <= layer < blocks:
+        refuse("layer", layer, f"0..{blocks - 1}")
+    dim = _count(gguf, "embedding_length")
+    inter = _count(gguf, "expert_feed_forward_length")
+    shared_inter = _count(gguf, "expert_shared_feed_forward_length")
+    n_routed = _count(gguf, "expert_count")
+    topk = _count(gguf, "expert_used_count")
+    scale_key = _key("expert_weights_scale")
+    if topk > n_routed:
+        malformed(gguf.path, f"key {_key('expert_used_count')!r}", topk, f"up to the {n_routed} experts")
+
+    block = f"blk.{layer}"
+    return MoeLayerSpec(
+        layer=layer,
+        dim=dim,
+        inter=inter,
+        shared_inter=shared_inter,
+        n_routed=n_routed,
+        topk=topk,
+        route_scale=_finite(gguf, scale_key, gguf.scalar(scale_key, float)),
+        norm_topk_prob=gguf.scalar(_key("expert_weights_norm"), bool),
+        swiglu_limit=_of_layer(gguf, "swiglu_clamp_exp", layer),
+        shared_swiglu_limit=_of_layer(gguf, "swiglu_clamp_shexp", layer),
+        router=gguf.tensor(f"{block}.ffn_gate_inp.weight", (BF16,), (n_routed, dim)),
+        bias=gguf.tensor(f"{block}.exp_probs_b.bias", (F32,), (n_routed,)),
+        gate=gguf.tensor(f"{block}.ffn_gate_exps.weight", (Q2_K,), (n_routed, inter, dim)),
+        up=gguf.tensor(f"{block}.ffn_up_exps.weight", (Q2_K,), (n_routed, inter, dim)),
+        down=gguf.tensor(f"{block}.ffn_down_exps.weight", (Q3_K,), (n_routed, dim, inter)),
+        shared_gate=gguf.tensor(f"{block}.ffn_gate_shexp.weight", SHARED_TYPES, (shared_inter, dim)),
+        shared_up=gguf.tensor(f"{block}.ffn_up_shexp.weight", SHARED_TYPES, (shared_inter, dim)),
+        shared_down=gguf.tensor(f"{block}.ffn_down_shexp.weight", SHARED_TYPES, (dim, shared_inter)),
+    )
+
+
+def _key(name: str) -> str:
+    return f"{ARCHITECTURE}.{name}"
+
+
+def _require(gguf: GgufFile, key: str, value: str | int, needed: str | int) -> None:
+    if value != needed:
+        malformed(gguf.path, f"key {key!r}", repr(value), repr(needed))
+
+
+def _count(gguf: GgufFile, name: str) -> int:
+    value = gguf.scalar(_key(name), int)
+    if value < 1:
+        malformed(gguf.path, f"key {_key(name)!r}", value, "1 or more")
+    return value
+
+
+def _of_layer(gguf: GgufFile, name: str, layer: int) -> float:
+    """The layer's value in an array that has one for each layer."""
+    key = _key(name)
+    values = gguf.array(key, float)
+    if layer >= len(values):
+        malformed(gguf.path, f"key {key!r}", f"{len(values)} values", f"one for layer {layer}")
+    return _finite(gguf, f"{key}[{layer}]", values[layer])
+
+
+def _finite(gguf: GgufFile, key: str, value: float) -> float:
+    if not math.isfinite(value):
+        malformed(gguf.path, f"key {key!r}", value, "a finite number")
+    return value

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The runtime: backends, kernel launches, the ledger."""
+
+from typing import Any
+
+from metrale.gpu.backend import GpuBackend
+from metrale.gpu.buffer import DeviceBuffer
+from metrale.gpu.kernel import KernelHandle
+from metrale.gpu.launch import KernelLaunch
+from metrale.gpu.ledger import Allocation, Ledger
+from metrale.gpu.pointer import DevicePtr
+
+__all__ = [
+    "Allocation",
+    "DeviceBuffer",
+    "DevicePtr",
+    "GpuBackend",
+    "KernelHandle",
+    "KernelLaunch",
+    "Ledger",
+    "open",
+]
+
+
+def open(kind: str | None = None, **options: Any) -> GpuBackend:
+    """Open a device: ``"cuda"``, ``"host"``, or None for the GPU where there is one and the host where not.
+
+    ``METRALE_BACKEND`` stands in for None. Options go to ``CudaBackend`` (``device=0``) or ``HostBackend``
+    (``order``, ``seed``, ``strict``, ``workers``). The result's ``kind`` and ``name`` say which it is.
+    """
+    import os
+
+    from metrale.errors import refuse
+
+    wanted = kind or os.environ.get("METRALE_BACKEND") or "auto"
+    if wanted not in ("auto", "cuda", "host"):
+        refuse("kind" if kind else "METRALE_BACKEND", wanted, "cuda, host, or none of them")
+    if wanted != "host":
+        from metrale.gpu.cuda import CudaBackend, device_count
+
+        if wanted == "cuda" or device_count() > 0:
+            return CudaBackend(**options)
+    from metrale.gpu.host import HostBackend
+
+    return HostBackend(**options)

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""HostBackend: the package's kernels, compiled for the CPU, on host memory.
+
+Work is done when it is queued: every stream is idle at every moment, and an event holds the time of its record.
+"""
+
+import os
+import time
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free as c_free_memory
+from posix.stdlib cimport posix_memalign
+from libc.string cimport memcpy, memset
+
+from metrale.errors import LaunchError, MetraleError, refuse
+from metrale.gpu import hostlib, sources
+
+from metrale.gpu.backend cimport CopyKind, GpuBackend, Launch
+from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
+
+cdef extern from "dlfcn.h" nogil:
+    enum: RTLD_NOW, RTLD_LOCAL
+    void* dlopen(const char* path, int flags)
+    void* dlsym(void* library, const char* name)
+    char* dlerror()
+
+cdef extern from "host/abi.h" nogil:
+    ctypedef struct metrale_param:
+        const char* name
+        unsigned char kind
+        uint32_t size
+    ctypedef struct metrale_host_kernel:
+        const char* module
+        const char* name
+        uint32_t n_params
+        const metrale_param* params
+    ctypedef struct metrale_host_config:
+        uint32_t grid[3]
+        uint32_t block[3]
+        size_t shared_bytes
+        int order
+        uint64_t seed
+        int strict
+        uint32_t workers
+
+ctypedef const metrale_host_kernel* (*kernels_fn)(size_t*) noexcept nogil
+ctypedef int (*launch_fn)(const metrale_host_kernel*, const metrale_host_config*, void**, char*, size_t) noexcept nogil
+
+cdef enum:
+    ALIGNMENT = 256
+    FIRST_HANDLE = 0x1000          # streams and events: never 0, which means the legacy stream
+    POISON = 0xFF                  # NaN in every float format: a read of what nothing wrote shows
+    MAX_THREADS = 1024             # a block, as on every GPU
+    MAX_SHARED = 232448            # bytes a block, as on compute capability 9.0
+    MESSAGE_BYTES = 1024
+
+_ORDERS = {"forward": 0, "reversed": 1, "shuffled": 2}
+
+
+cdef class HostBackend(GpuBackend):
+    """Runs kernels on this machine's cores.
+
+    ``order`` is the order in which the threads of a block run between barriers: "forward", "reversed" or
+    "shuffled" by ``seed``; a kernel that lacks a barrier gives other results in another order. ``strict`` counts
+    threads that have returned as missing at a barrier. ``workers`` is the number of OS threads (0: all cores).
+    """
+
+    cdef dict modules             # module -> {kernel: (address of its record, of its library's launch function)}
+    cdef uint64_t next_handle
+    cdef dict event_times         # event -> [timing, ns of the last record or 0]
+    cdef readonly str order
+    cdef readonly uint64_t seed
+    cdef int order_code
+    cdef readonly bint strict
+    cdef readonly int workers
+    cdef readonly int sm_count
+
+    def __init__(self, order="forward", seed=0, strict=False, workers=0, library=None):
+        if order not in _ORDERS:
+            refuse("order", order, ", ".join(_ORDERS))
+        if not 0 <= seed < 1 << 64:
+            refuse("seed", seed, "0 to 2**64 - 1")
+        cores = len(os.sched_getaffinity(0))
+        if not 0 <= workers <= 1024:
+            refuse("workers", workers, "0 (all cores) to 1024")
+        self.kind = "host"
+        self.sm_count = workers or cores
+        self.name = f"host ({self.sm_count} cores)"
+        self.order, self.order_code, self.seed, self.strict, self.workers = order, _ORDERS[order], seed, strict, workers
+        self.modules = {}
+        self.event_times = {}
+        self.next_handle = FIRST_HANDLE
+        self.max_grid[:] = [0x7FFFFFFF, 0xFFFF, 0xFFFF]
+        self.max_block[:] = [MAX_THREADS, MAX_THREADS, 64]
+        self._load(library or hostlib.default_library())
+        self.stream0 = self.new_handle()
+        self._opened()
+
+    @property
+    def compute_capability(self):
+        """``(0, 0)``: there is no GPU."""
+        return (0, 0)
+
+    def add_module(self, path):
+        """Add kernels: a ``.cu`` file, compiled with the C++ compiler, or a library built by ``cuda/host/build.py``.
+
+        A ``.cu`` file is a module of its stem's name. Returns the names of the modules added.
+        """
+        self.check_open()
+        path = os.fspath(path)
+        return self._load(hostlib.compile(path) if path.endswith(".cu") else path)
+
+    def has_module(self, module):
+        return module in self.modules
+
+    def _load(self, path):
+        cdef bytes encoded = os.fsencode(os.path.abspath(path))
+        cdef void* library = dlopen(encoded, RTLD_NOW | RTLD_LOCAL)
+        if library == NULL:
+            raise MetraleError(f"host kernels: {(<bytes>dlerror()).decode()}")
+        cdef kernels_fn kernels = <kernels_fn>dlsym(library, b"metrale_host_kernels")
+        cdef void* start = dlsym(library, b"metrale_host_launch")
+        if kernels == NULL or start == NULL:
+            raise MetraleError(f"host kernels: {path} was not built by cuda/host/build.py")
+        cdef size_t count = 0, i
+        cdef const metrale_host_kernel* record = kernels(&count)
+        added = {}
+        for i in range(count):
+            module, name = (<bytes>record[i].module).decode(), (<bytes>record[i].name).decode()
+            added.setdefault(module, {})[name] = (<uint64_t>&record[i], <uint64_t>start)
+        taken = self.modules.keys() & added.keys()
+        if taken:
+            refuse("path", path, f"modules that are not there yet ({', '.join(sorted(taken))} would be loaded twice)")
+        self.modules.update(added)
+        return sorted(added)
+
+    cdef uint64_t new_handle(self):
+        self.next_handle += 1
+        return self.next_handle
+
+    cdef int check_stream(self, uint64_t stream) except -1:
+        if stream != 0 and stream != self.stream0 and stream not in self.ledger.streams:
+            refuse("stream", stream, "0, or a live stream of this backend")
+        return 0
+
+    cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0:
+        cdef void* p = NULL
+        cdef int failed
+        with nogil:
+            failed = posix_memalign(&p, ALIGNMENT, nbytes)
+            if not failed:
+                memset(p, POISON, nbytes)
+        return 0 if failed else <uint64_t>p
+
+    cdef int driver_free(self, uint64_t ptr, str kind) except -1:
+        c_free_memory(<void*>ptr)
+        return 0
+
+    cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
+        return 0
+
+    cdef int driver_memory(self, size_t* free, size_t* total) except -1:
+        page = os.sysconf("SC_PAGE_SIZE")
+        free[0] = os.sysconf("SC_AVPHYS_PAGES") * page
+        total[0] = os.sysconf("SC_PHYS_PAGES") * page
+        return 0
+
+    cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
+        self.check_stream(stream)
+        with nogil:
+            memset(<void*>ptr, value, nbytes)
+        return 0
+
+    cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
+                         uint64_t stream) except -1:
+        self.check_stream(stream)
+        with nogil:
+            memcpy(<void*>dst, <const void*>src, nbytes)
+        return 0
+
+    cdef uint64_t driver_create_stream(self) except 0:
+        return self.new_handle()
+
+    cdef int driver_destroy_stream(self, uint64_t stream) except -1:
+        return 0
+
+    cdef int driver_synchronize(self, uint64_t stream) except -1:
+        return self.check_stream(stream)
+
+    cdef uint64_t driver_create_event(self, bint timing) except 0:
+        cdef uint64_t event = self.new_handle()
+        self.event_times[event] = [timing, 0]
+        return event
+
+    cdef int driver_destroy_event(self, uint64_t event) except -1:
+        del self.event_times[event]
+        return 0
+
+    cdef int driver_record_event(self, uint64_t event, uint64_t stream) except -1:
+        self.check_stream(stream)
+        self.event_times[event][1] = time.perf_counter_ns()
+        return 0
+
+    cdef int driver_stream_wait_event(self, uint64_t stream, uint64_t event) except -1:
+        return self.check_stream(stream)
+
+    cdef int driver_event_query(self, uint64_t event) except -1:
+        return 1
+
+    cdef int driver_event_synchronize(self, uint64_t event) except -1:
+        return 0
+
+    cdef double driver_event_elapsed_ms(self, uint64_t start, uint64_t end) except? -1:
+        times = [self.event_times[start], self.event_times[end]]
+        if not all(timing and ns for timing, ns in times):
+            refuse("start, end", (start, end), "events made with timing=True that have been recorded")
+        return (times[1][1] - times[0][1]) * 1e-6
+
+    cdef KernelHandle driver_kernel(self, str module, str name):
+        cdef KernelHandle handle = self.new_kernel(module, name)
+        cdef const metrale_host_kernel* record
+        cdef uint32_t i
+        if name not in self.modules.get(module, ()):
+            raise sources.not_found(module, name, self.modules)
+        address, start = self.modules[module][name]
+        record = <const metrale_host_kernel*><uint64_t>address
+        handle.function = <void*>record
+        handle.launcher = <void*><uint64_t>start
+        handle.max_threads = MAX_THREADS
+        handle.max_shared = MAX_SHARED
+        codes = [param_code(record.params[i].kind, record.params[i].size) for i in range(record.n_params)]
+        declared = sources.signatures().get(module, {}).get(name)
+        if declared is None:
+            declared = tuple([((<bytes>record.params[i].name).decode(), kind_of(codes[i]))
+                              for i in range(record.n_params)])
+        handle.set_params(declared, codes)
+        return handle
+
+    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
+        cdef metrale_host_config config
+        cdef char message[MESSAGE_BYTES]
+        cdef int failed
+        self.check_stream(stream)
+        config.grid[0], config.grid[1], config.grid[2] = l.grid[0], l.grid[1], l.grid[2]
+        config.block[0], config.block[1], config.block[2] = l.block[0], l.block[1], l.block[2]
+        config.shared_bytes = l.shared_bytes
+        config.order, config.seed = self.order_code, self.seed
+        config.strict, config.workers = self.strict, self.workers
+        with nogil:
+            failed = (<launch_fn>kernel.launcher)(
+                <const metrale_host_kernel*>kernel.function, &config, l.args, message, MESSAGE_BYTES)
+        if failed:
+            raise LaunchError((<bytes>message).decode(errors="replace"))
+        return 0
+
+    cdef int driver_close(self) except -1:
+        return 0

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""KernelLaunch: geometry, arguments, launch."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.number cimport PyNumber_Index
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from metrale.errors import ArgumentError, LaunchError
+
+from metrale.gpu.backend cimport GpuBackend, Launch, as_ptr
+from metrale.gpu.kernel cimport (
+    KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
+)
+
+_KIND_NAMES = {KIND_ANY: "any", KIND_PTR: "pointer", KIND_INT: "integer", KIND_FLOAT: "float",
+               KIND_BYTES: "struct"}
+
+
+cdef class KernelLaunch:
+    """Builds one kernel launch and starts it.
+
+    ``KernelLaunch(gpu, kernel).grid(8, 1, 1).block(256, 1, 1).arg_ptr(p).arg_u32(n).launch(stream)``
+
+    Arguments are packed into a fixed buffer in the object and checked, at ``launch``, against the kernel's
+    parameters: count, sizes and kinds (pointer, integer, float). The block starts as (1, 1, 1), the grid
+    likewise, dynamic shared memory as 0 bytes. After ``launch`` geometry stays, and the next ``arg_*`` starts a
+    new argument list; with no ``arg_*`` in between, a second ``launch`` repeats the first.
+
+    Errors: ``LaunchError`` for a launch that does not fit the kernel or the device, before the driver sees it.
+    """
+
+    def __cinit__(self, GpuBackend gpu not None, KernelHandle kernel not None):
+        self.gpu = gpu
+        self.kernel = kernel
+        launch_geometry(&self.l, 1, 1, 1, 1, 1, 1, 0)
+
+    cdef void next_argument(self) noexcept:
+        if self.launched:
+            self.l.n = self.l.used = self.l.overflow = 0
+            self.launched = False
+
+    def grid(self, x, y=1, z=1):
+        """Blocks in x, y, z; also one 3-sequence."""
+        _set_dims(self.l.grid, "grid", x, y, z)
+        return self
+
+    def block(self, x, y=1, z=1):
+        """Threads a block in x, y, z; also one 3-sequence."""
+        _set_dims(self.l.block, "block", x, y, z)
+        return self
+
+    def shared_mem(self, nbytes):
+        """Dynamic shared memory a block, in bytes."""
+        if not isinstance(nbytes, int) or not 0 <= nbytes <= self.kernel.max_shared:
+            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: shared_mem: got {nbytes!r} bytes, allowed: "
+                              f"0 to {self.kernel.max_shared}")
+        self.l.shared_bytes = nbytes
+        return self
+
+    def arg_ptr(self, value):
+        """A device pointer: an int, a DeviceBuffer, or an object with a device pointer of its own; None is null."""
+        cdef uint64_t p = as_ptr(value)
+        self.next_argument()
+        push_ptr(&self.l, p)
+        return self
+
+    def arg_u32(self, value):
+        """An unsigned 32-bit integer."""
+        cdef uint32_t v
+        try:
+            v = PyNumber_Index(value)
+        except (OverflowError, TypeError) as error:
+            raise self._bad(value, "an integer from 0 to 4294967295") from error
+        self.next_argument()
+        push_u32(&self.l, v)
+        return self
+
+    def arg_i32(self, value):
+        """A signed 32-bit integer."""
+        cdef int v
+        try:
+            v = PyNumber_Index(value)
+        except (OverflowError, TypeError) as error:
+            raise self._bad(value, "an integer from -2147483648 to 2147483647") from error
+        self.next_argument()
+        push_i32(&self.l, v)
+        return self
+
+    def arg_u64(self, value):
+        """An unsigned 64-bit integer."""
+        cdef uint64_t v
+        try:
+            v = PyNumber_Index(value)
+        except (OverflowError, TypeError) as error:
+            raise self._bad(value, "an integer from 0 to 2**64 - 1") from error
+        self.next_argument()
+        push_u64(&self.l, v)
+        return self
+
+    def arg_i64(self, value):
+        """A signed 64-bit integer."""
+        cdef long long v
+        try:
+            v = PyNumber_Index(value)
+        except (OverflowError, TypeError) as error:
+            raise self._bad(value, "an integer from -2**63 to 2**63 - 1") from error
+        self.next_argument()
+        push_i64(&self.l, v)
+        return self
+
+    def arg_f32(self, value):
+        """A 32-bit float; the value is rounded to nearest."""
+        cdef double v
+        try:
+            v = value
+        except TypeError as error:
+            raise self._bad(value, "a float") from error
+        self.next_argument()
+        push_f32(&self.l, <float>v)
+        return self
+
+    def arg_f64(self, value):
+        """A 64-bit float."""
+        cdef double v
+        try:
+            v = value
+        except TypeError as error:
+            raise self._bad(value, "a float") from error
+        self.next_argument()
+        push_f64(&self.l, v)
+        return self
+
+    def arg_bytes(self, value):
+        """A struct by value: any contiguous buffer, laid out as the kernel's parameter."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+        try:
+            self.next_argument()
+            if view.len > MAX_PARAM_BYTES:
+                self.l.overflow = 1
+            else:
+                push_bytes(&self.l, view.buf, <uint32_t>view.len, param_code(KIND_BYTES, <uint32_t>view.len))
+        finally:
+            PyBuffer_Release(&view)
+        return self
+
+    def launch(self, stream=None):
+        """Start the kernel on ``stream`` (an int, an object with ``__cuda_stream__``, None: the default stream).
+
+        Returns once the launch is queued.
+        """
+        cdef uint64_t s = self.gpu.as_stream(stream)
+        launch(self.gpu, self.kernel, &self.l, s)
+        self.launched = True
+
+    def _bad(self, value, allowed):
+        cdef uint32_t i = 0 if self.launched else self.l.n
+        name = self.kernel.params[i][0] if i < self.kernel.n_params else f"argument {i + 1}"
+        return LaunchError(f"{self.kernel.module}.{self.kernel.name}: {name}: got {value!r}, allowed: {allowed}")
+
+    def __reduce__(self):
+        raise TypeError("a KernelLaunch belongs to its process and cannot be pickled")
+
+
+cdef int _set_dims(uint32_t* dims, str what, x, y, z) except -1:
+    if not isinstance(x, int) and hasattr(x, "__len__"):
+        if len(x) != 3 or (y, z) != (1, 1):
+            raise ArgumentError(f"{what}: got {x!r}, allowed: three integers, or one sequence of three")
+        x, y, z = x
+    try:
+        dims[0], dims[1], dims[2] = PyNumber_Index(x), PyNumber_Index(y), PyNumber_Index(z)
+    except (OverflowError, TypeError) as error:
+        raise ArgumentError(f"{what}: got {(x, y, z)!r}, allowed: integers from 1 to the device's limit") from error
+    return 0
+
+
+cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
+    """Check ``l`` against the kernel and the device, and launch. Raises LaunchError before the driver call."""
+    cdef uint64_t threads = <uint64_t>l.block[0] * l.block[1] * l.block[2]
+    cdef bint ok = (
+        not l.overflow and l.n == kernel.n_params
+        and memcmp(l.codes, kernel.codes, l.n * sizeof(uint32_t)) == 0
+        and kernel.owner == <void*>gpu
+        and 0 < threads <= kernel.max_threads
+        and l.block[0] <= gpu.max_block[0] and l.block[1] <= gpu.max_block[1] and l.block[2] <= gpu.max_block[2]
+        and l.grid[0] - 1 < gpu.max_grid[0] and l.grid[1] - 1 < gpu.max_grid[1] and l.grid[2] - 1 < gpu.max_grid[2]
+        and l.shared_bytes <= kernel.max_shared
+    )
+    if not ok:
+        explain(gpu, kernel, l)
+    gpu.check_open()
+    return gpu.driver_launch(kernel, l, stream)
+
+
+cdef int explain(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:
+    """Raise the LaunchError that says what is wrong, or return if only kinds unknown to the layout differ."""
+    cdef uint32_t i, got, want
+    cdef str name = f"{kernel.module}.{kernel.name}"
+    if kernel.owner != <void*>gpu:
+        raise LaunchError(f"{name}: the kernel belongs to another backend than {gpu!r}")
+    if l.overflow:
+        raise LaunchError(f"{name}: more than {MAX_PARAMS} arguments or {MAX_PARAM_BYTES} bytes of them")
+    if l.n != kernel.n_params:
+        names = ", ".join(p for p, _ in kernel.params)
+        raise LaunchError(f"{name}: got {l.n} arguments, takes {kernel.n_params}: ({names})")
+    for i in range(l.n):
+        got, want = l.codes[i], kernel.codes[i]
+        if got != want and not (want >> 16 == KIND_ANY and got & 0xFFFF == want & 0xFFFF):
+            raise LaunchError(f"{name}: argument {i + 1} ({kernel.params[i][0]}): got {_describe(got)}, "
+                              f"takes {_describe(want)}")
+    for what, dims, limits in (("grid", tuple(l.grid), tuple(gpu.max_grid)),
+                               ("block", tuple(l.block), tuple(gpu.max_block))):
+        if not all(1 <= d <= m for d, m in zip(dims, limits, strict=True)):
+            raise LaunchError(f"{name}: {what}: got {dims}, allowed: 1 to {limits}")
+    threads = <uint64_t>l.block[0] * l.block[1] * l.block[2]
+    if threads > kernel.max_threads:
+        raise LaunchError(f"{name}: block: got {threads} threads, allowed: 1 to {kernel.max_threads}")
+    if l.shared_bytes > kernel.max_shared:
+        raise LaunchError(f"{name}: shared_mem: got {l.shared_bytes} bytes, allowed: 0 to {kernel.max_shared}")
+    return 0
+
+
+def _describe(code):
+    kind, size = code >> 16, code & 0xFFFF
+    return f"a {size}-byte {_KIND_NAMES[kind]}" if kind != KIND_ANY else f"{size} bytes"

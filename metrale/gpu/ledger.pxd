@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+from libc.stdint cimport int64_t, uint64_t
+from libcpp.map cimport map as cpp_map
+
+
+cdef class Allocation:
+    cdef readonly uint64_t ptr
+    cdef readonly size_t nbytes
+    cdef readonly str kind            # "device", "managed" or "pinned"
+    cdef readonly str tag
+    cdef readonly str file
+    cdef readonly int line
+    cdef readonly uint64_t seq
+    cdef readonly int64_t time_ns
+    cdef readonly str freed_at        # "file:line" once freed
+
+
+cdef class Ledger:
+    cdef cpp_map[uint64_t, void*] _by_ptr     # base -> Allocation, borrowed from _live
+    cdef dict _live                           # seq -> Allocation
+    cdef object _freed                        # the last ones, for messages
+    cdef readonly dict streams                # handle -> "file:line"
+    cdef readonly dict events
+    cdef readonly size_t live_bytes           # device and managed; pinned is host memory
+    cdef readonly size_t peak_bytes
+    cdef readonly size_t pinned_bytes
+    cdef readonly uint64_t seq
+
+    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag)
+    cdef Allocation at(self, uint64_t ptr)            # by base, or None
+    cdef Allocation containing(self, uint64_t ptr)    # by any address inside, or None
+    cdef int restore(self, Allocation a) except -1    # put back, or put in
+    cdef int remove(self, Allocation a) except -1
+    cdef Allocation last_freed(self, uint64_t ptr)
+
+
+cdef tuple call_site()
+cdef str call_site_text()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The ledger: which line holds which memory."""
+
+import os
+import time
+from collections import deque
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cython.operator cimport dereference, predecrement
+from libc.stdint cimport int64_t, uint64_t
+from libcpp.map cimport map as cpp_map
+
+cdef extern from "Python.h":
+    ctypedef struct PyFrameObject
+    ctypedef struct PyCodeObject
+    PyFrameObject* PyEval_GetFrame()                       # borrowed
+    PyFrameObject* PyFrame_GetBack(PyFrameObject* frame)   # new or null
+    int PyFrame_GetLineNumber(PyFrameObject* frame)
+    PyCodeObject* PyFrame_GetCode(PyFrameObject* frame)        # new
+
+cdef str _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+cdef size_t _KEEP_FREED = 1024
+
+
+cdef class Allocation:
+    """One allocation: address, bytes, kind, tag, the caller's ``file`` and ``line``, sequence number, time."""
+
+    @property
+    def site(self):
+        """``file:line`` of the first frame outside the package."""
+        return f"{self.file}:{self.line}"
+
+    def as_dict(self):
+        """The record as plain values, for JSON."""
+        return {"ptr": self.ptr, "nbytes": self.nbytes, "kind": self.kind, "tag": self.tag, "file": self.file,
+                "line": self.line, "seq": self.seq, "time_ns": self.time_ns}
+
+    def __repr__(self):
+        tag = f" {self.tag}" if self.tag else ""
+        return f"<Allocation{tag} {self.nbytes} bytes at {self.ptr:#x} from {self.site}>"
+
+
+cdef class Ledger:
+    """Live allocations, streams and events of one backend, and the peak. All methods need the GIL."""
+
+    def __cinit__(self):
+        self._live = {}
+        self._freed = deque(maxlen=_KEEP_FREED)
+        self.streams = {}
+        self.events = {}
+
+    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag):
+        cdef Allocation a = Allocation.__new__(Allocation)
+        self.seq += 1
+        a.ptr, a.nbytes, a.kind, a.seq = ptr, nbytes, kind, self.seq
+        a.tag = None if tag is None else str(tag)
+        a.time_ns = time.time_ns()
+        a.file, a.line = call_site()
+        self.restore(a)
+        return a
+
+    cdef int restore(self, Allocation a) except -1:
+        a.freed_at = None
+        self._live[a.seq] = a
+        self._by_ptr[a.ptr] = <void*>a
+        if a.kind == "pinned":
+            self.pinned_bytes += a.nbytes
+        else:
+            self.live_bytes += a.nbytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return 0
+
+    cdef Allocation at(self, uint64_t ptr):
+        cdef cpp_map[uint64_t, void*].iterator it = self._by_ptr.find(ptr)
+        if it == self._by_ptr.end():
+            return None
+        return <Allocation>dereference(it).second
+
+    cdef Allocation containing(self, uint64_t ptr):
+        cdef cpp_map[uint64_t, void*].iterator it = self._by_ptr.upper_bound(ptr)
+        if it == self._by_ptr.begin():
+            return None
+        predecrement(it)
+        cdef Allocation a = <Allocation>dereference(it).second
+        return a if ptr - a.ptr < a.nbytes else None
+
+    cdef int remove(self, Allocation a) except -1:
+        a.freed_at = call_site_text()
+        self._by_ptr.erase(a.ptr)
+        del self._live[a.seq]
+        self._freed.append(a)
+        if a.kind == "pinned":
+            self.pinned_bytes -= a.nbytes
+        else:
+            self.live_bytes -= a.nbytes
+        return 0
+
+    cdef Allocation last_freed(self, uint64_t ptr):
+        for a in reversed(self._freed):
+            if (<Allocation>a).ptr <= ptr < (<Allocation>a).ptr + (<Allocation>a).nbytes:
+                return a
+        return None
+
+    def live(self):
+        """The live allocations, oldest first."""
+        return list(self._live.values())
+
+    def largest(self, size_t n=5):
+        """The ``n`` largest live allocations."""
+        return sorted(self._live.values(), key=lambda a: -a.nbytes)[:n]
+
+    def __len__(self):
+        return len(self._live)
+
+
+cdef tuple call_site():
+    """``(file, line)`` of the innermost Python frame outside the package; of the outermost if there is none."""
+    cdef PyFrameObject* frame = PyEval_GetFrame()
+    cdef PyFrameObject* back
+    cdef PyObject* code
+    cdef str file = "<native>"
+    cdef int line = 0
+    if frame != NULL:
+        Py_INCREF(<object><PyObject*>frame)
+    while frame != NULL:
+        code = <PyObject*>PyFrame_GetCode(frame)
+        file = (<object>code).co_filename
+        line = PyFrame_GetLineNumber(frame)
+        Py_XDECREF(code)
+        back = NULL
+        if file.startswith(_PACKAGE):
+            back = PyFrame_GetBack(frame)
+        Py_XDECREF(<PyObject*>frame)
+        frame = back
+    return file, line
+
+
+cdef str call_site_text():
+    file, line = call_site()
+    return f"{file}:{line}"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Parameter lists of CUDA kernels, read from their source.
+
+Of C++ this knows what an entry point's parameter list can hold: pointers, numbers, structs by value and aliases of
+these. Macros are not expanded: give it the preprocessor's output where kernels are made by macros. It imports
+nothing of the package, since cuda/host/build.py uses it before there is one.
+"""
+
+import re
+
+Signature = tuple[tuple[str, str], ...]
+
+_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
+_ENTRY = re.compile(r"\b__global__\b")
+_EXTERN_C = re.compile(r'\bextern\s*"C"')
+_EXTERN_C_BLOCK = re.compile(r'\bextern\s*"C"\s*\{')
+_TOKEN = re.compile(r"\w+|\S")
+_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+
+_WITH_ARGUMENTS = {"__launch_bounds__", "__cluster_dims__", "__block_size__", "__maxnreg__", "__attribute__", "alignas"}
+_QUALIFIERS = {
+    *("const", "volatile", "restrict", "__restrict", "__restrict__", "__grid_constant__", "register"),
+    *("struct", "class", "typename"),
+}
+_OPENING, _CLOSING = "([{<", ")]}>"
+
+_WORDS = {
+    "bool": "u8",
+    "char": "i8",
+    "signed char": "i8",
+    "unsigned char": "u8",
+    "short": "i16",
+    "unsigned short": "u16",
+    "int": "i32",
+    "unsigned": "u32",
+    "long": "i64",
+    "unsigned long": "u64",
+    "long long": "i64",
+    "unsigned long long": "u64",
+    "float": "f32",
+    "double": "f64",
+    "size_t": "u64",
+    "ptrdiff_t": "i64",
+    "intptr_t": "i64",
+    "uintptr_t": "u64",
+    **{f"{sign}int{bits}_t": f"{kind}{bits}" for sign, kind in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)},
+}
+_INTEGER_WORDS = ("signed", "unsigned", "char", "short", "int", "long")
+
+
+class SignatureError(ValueError):
+    """A kernel's declaration that cannot be read, or that is no kernel's."""
+
+
+def parse(text: str) -> dict[str, Signature]:
+    """The `extern "C" __global__` functions of a source: `{kernel: ((parameter, kind), ...)}`, in source order.
+
+    Kinds: ptr, u8 to u64, i8 to i64, f32, f64, and bytes for a struct by value. Templates are no entry points and are
+    passed over; a `__global__` function that is neither raises SignatureError, as does what cannot be read.
+    """
+    text = _COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else " ", text)
+    text = _DIRECTIVE.sub("", text)
+    kernels: dict[str, Signature] = {}
+    for entry in _ENTRY.finditer(text):
+        start = max(text.rfind(mark, 0, entry.start()) for mark in ";{}") + 1
+        head = text[start : entry.start()]
+        if re.search(r"\btemplate\b", head):
+            continue
+        name, parameters = _declaration(text, entry.end())
+        if not _EXTERN_C.search(head) and not _in_extern_c_block(text, entry.start()):
+            raise SignatureError(f'kernel {name} is not extern "C": it could not be found by its name')
+        signature = tuple(_parameter(name, i, tokens, text) for i, tokens in enumerate(parameters, 1))
+        if kernels.setdefault(name, signature) != signature:
+            raise SignatureError(f"kernel {name} is declared twice, with different parameters")
+    return kernels
+
+
+def _in_extern_c_block(text: str, position: int) -> bool:
+    return any(
+        text.count("{", block.start(), position) > text.count("}", block.start(), position)
+        for block in _EXTERN_C_BLOCK.finditer(text, 0, position)
+    )
+
+
+def _declaration(text: str, position: int) -> tuple[str, list[list[str]]]:
+    """Name and parameters (as tokens) of the function whose declaration goes on at `position`."""
+    tokens = (match[0] for match in _TOKEN.finditer(text, position))
+    name = ""
+    for token in tokens:
+        if token == "(":
+            arguments = _group(tokens, name)
+            if name not in _WITH_ARGUMENTS:
+                break
+        elif token in ";{}":
+            raise SignatureError(f"__global__ {name}: a function's parameter list was expected before {token!r}")
+        else:
+            name = token
+    else:
+        raise SignatureError(f"__global__ {name}: the text ends before the parameter list")
+    if not _NAME.match(name):
+        raise SignatureError(f"__global__: {name!r} is not a function's name")
+    return name, [] if arguments in ([[]], [["void"]]) else arguments
+
+
+def _group(tokens, name: str) -> list[list[str]]:
+    """The comma-separated items up to the parenthesis that closes the one just read."""
+    items: list[list[str]] = [[]]
+    depth = 0
+    for token in tokens:
+        if token in _CLOSING:
+            if depth == 0:
+                return items
+            depth -= 1
+        elif token in _OPENING:
+            depth += 1
+        if token == "," and depth == 0:
+            items.append([])
+        else:
+            items[-1].append(token)
+    raise SignatureError(f"kernel {name}: the parameter list is not closed")
+
+
+def _parameter(kernel: str, position: int, tokens: list[str], text: str) -> tuple[str, str]:
+    def refuse(why: str) -> SignatureError:
+        return SignatureError(f"kernel {kernel}, parameter {position} ({' '.join(tokens)!r}): {why}")
+
+    for token, why in (("&", "a reference"), ("(", "a function pointer"), ("=", "a default value"), (".", "a pack")):
+        if token in tokens:
+            raise refuse(f"a kernel cannot take {why}")
+    words = [token for token in tokens if token not in _QUALIFIERS]
+    is_array = "[" in words
+    if is_array:
+        words = words[: words.index("[")]
+    name = words.pop() if words else ""
+    if not words or not _NAME.match(name) or name in _WORDS or name in _INTEGER_WORDS:
+        raise refuse("the parameter has no name")
+    return name, "ptr" if is_array else _kind(words, text, refuse)
+
+
+def _kind(words: list[str], text: str, refuse, depth: int = 8) -> str:
+    if "*" in words:
+        return "ptr"
+    if words[:3] == ["std", ":", ":"]:
+        words = words[3:]
+    known = _WORDS.get(" ".join(words)) or _WORDS.get(_canonical_integer(words))
+    if known:
+        return known
+    if not _NAME.match(words[0]) or (len(words) > 1 and words[1] not in (":", "<")):
+        raise refuse("the type cannot be read")
+    alias = len(words) == 1 and re.search(
+        rf"\busing\s+{words[0]}\s*=\s*([^;]+);|\btypedef\s+([^;{{}}()]+?)\b{words[0]}\s*;", text
+    )
+    if not alias:
+        return "bytes"
+    if depth == 0:
+        raise refuse("the type is an alias of itself")
+    target = [token for token in _TOKEN.findall(alias[1] or alias[2]) if token not in _QUALIFIERS]
+    return _kind(target, text, refuse, depth - 1)
+
+
+def _canonical_integer(words: list[str]) -> str:
+    """`long unsigned int` as `unsigned long`: the word order of _WORDS, without a redundant int or signed."""
+    if not set(words) <= set(_INTEGER_WORDS):
+        return ""
+    sign = "unsigned" if "unsigned" in words else "signed" if "char" in words and "signed" in words else ""
+    size = [word for word in words if word in ("char", "short", "long")]
+    return " ".join([sign, *size]).strip() or "int"

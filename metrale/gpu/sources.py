@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The kernel sources that come with the package, and the parameters that were parsed from them."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from metrale.errors import KernelNotFound
+
+__all__ = ["CUDA_DIR", "modules", "not_found", "signatures", "source_path"]
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+# Installed, the sources lie inside the package; in an editable install, beside it.
+CUDA_DIR = _PACKAGE / "cuda" if (_PACKAGE / "cuda").is_dir() else _PACKAGE.parent / "cuda"
+
+Signature = tuple[tuple[str, str], ...]
+
+
+def signatures() -> dict[str, dict[str, Signature]]:
+    """``{module: {kernel: ((parameter, kind), ...)}}`` for the package's kernels."""
+    from metrale.gpu._signatures import KERNELS
+
+    return KERNELS
+
+
+def modules() -> list[str]:
+    """The package's kernel modules, sorted."""
+    return sorted(signatures())
+
+
+def source_path(module: str) -> Path:
+    """The ``.cu`` file of one of the package's modules."""
+    if module not in signatures():
+        raise not_found(module, None, signatures())
+    return CUDA_DIR / f"{module}.cu"
+
+
+def not_found(module: str, name: str | None, known: Mapping[str, Iterable[str]]) -> KernelNotFound:
+    """The error for a module or kernel that is not there, with the nearest names that are."""
+    if module in known:
+        what, wanted, choices = f"kernel {name!r} in module {module!r}", name or "", list(known[module])
+    else:
+        what, wanted, choices = f"kernel module {module!r}", module, list(known)
+    near = difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5) or sorted(choices)[:3]
+    return KernelNotFound(f"no {what}; nearest: {', '.join(near) if near else 'none'}")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The shape of a DeepSeek-V4.1 MoE and the buffers it needs."""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metrale.errors import refuse
+from metrale.formats.kquant import SUPER_BLOCK, kquant_mmq_act_bytes, kquant_q8_1_rows_bytes
+
+__all__ = ["MAX_ROUTED", "MAX_TOPK", "SLOT_TABLE_LAYERS", "BufferSpec", "MoeV41Cfg", "expert_warps"]
+
+SLOT_TABLE_LAYERS = 64
+MAX_ROUTED = 1024
+MAX_TOPK = 32
+EXPERT_WARPS = (2, 4, 8)
+
+BF16_BYTES, F32_BYTES, U32_BYTES, PTR_BYTES = 2, 4, 4, 8
+
+
+class BufferSpec(NamedTuple):
+    """One buffer: its name, the formula of its size in the configuration's words, and its bytes."""
+
+    name: str
+    formula: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoeV41Cfg:
+    """Shape and routing constants of a MoE layer.
+
+    ``dim`` is the model's width and ``inter`` an expert's inner width, both multiples of 256; ``n_routed`` experts
+    (up to 1024), of which ``topk`` (up to 32) serve a token; ``max_tokens`` sizes the workspace.
+    ``swiglu_limit`` is the clamp of a layer that brings none of its own; 0 means no clamp.
+    """
+
+    dim: int
+    inter: int
+    n_routed: int
+    topk: int
+    gate_temp: float = 1.0
+    norm_topk_prob: bool = True
+    route_scale: float = 1.0
+    swiglu_limit: float = 0.0
+    max_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "inter"):
+            value = getattr(self, name)
+            if value <= 0 or value % SUPER_BLOCK:
+                refuse(name, value, f"a positive multiple of {SUPER_BLOCK}: K-quant experts are made of such blocks")
+        if not 1 <= self.n_routed <= MAX_ROUTED:
+            refuse("n_routed", self.n_routed, f"1 to {MAX_ROUTED}")
+        if not 1 <= self.topk <= min(self.n_routed, MAX_TOPK):
+            refuse("topk", self.topk, f"1 to {min(self.n_routed, MAX_TOPK)} (n_routed, and at most {MAX_TOPK})")
+        if not self.gate_temp > 0:
+            refuse("gate_temp", self.gate_temp, "more than 0")
+        if not self.swiglu_limit >= 0:
+            refuse("swiglu_limit", self.swiglu_limit, "0 (no clamp) or more")
+        if self.max_tokens < 1:
+            refuse("max_tokens", self.max_tokens, "1 or more")
+
+    def buffer_table(self) -> list[BufferSpec]:
+        """Every buffer of a ``MoeV41``, in the order of allocation. ``me`` is ``max(max_tokens, topk)``."""
+        m, k, n = self.max_tokens, self.topk, self.n_routed
+        dim, inter = self.dim, self.inter
+        me = max(m, k)
+        act = "max(mmq_act_bytes({0}, {1}), q8_1_rows_bytes({0}, {1}))"
+        rows = [
+            ("logits", "4 * max_tokens * n_routed", F32_BYTES * m * n),
+            ("pred_logits", "4 * n_routed", F32_BYTES * n),
+            ("a_rows", "2 * max_tokens * dim", BF16_BYTES * m * dim),
+            ("a_q8", act.format("max_tokens", "dim"), _act_bytes(m, dim)),
+            # One token's gate and up run as one batch of 2 * topk experts: up lies topk rows behind gate.
+            ("gate_out", "2 * 2 * me * inter", BF16_BYTES * 2 * me * inter),
+            ("up_out", "2 * me * inter", BF16_BYTES * me * inter),
+            ("h", "2 * me * inter", BF16_BYTES * me * inter),
+            ("h_q8", act.format("me", "inter"), _act_bytes(me, inter)),
+            ("down_out", "2 * me * dim", BF16_BYTES * me * dim),
+            ("rows_dev", "4 * max_tokens * topk", U32_BYTES * m * k),
+            ("weight_dev", "4 * max_tokens * topk", F32_BYTES * m * k),
+            ("route_hdr", "4 * 64 * (1 + 3 * topk)", U32_BYTES * SLOT_TABLE_LAYERS * (1 + 3 * k)),
+            ("slot_table", "4 * 64 * n_routed", U32_BYTES * SLOT_TABLE_LAYERS * n),
+            ("ptrs_dev", "8 * 3 * topk", PTR_BYTES * 3 * k),
+            ("sg", "2 * max_tokens * inter", BF16_BYTES * m * inter),
+            ("su", "2 * max_tokens * inter", BF16_BYTES * m * inter),
+            ("sh", "2 * max_tokens * inter", BF16_BYTES * m * inter),
+            ("sd", "2 * max_tokens * dim", BF16_BYTES * m * dim),
+            ("acc", "4 * max_tokens * dim", F32_BYTES * m * dim),
+            ("out", "2 * max_tokens * dim", BF16_BYTES * m * dim),
+            ("sh_q8", "q8_1_rows_bytes(1, inter)", kquant_q8_1_rows_bytes(1, inter)),
+        ]
+        return [BufferSpec(*row) for row in rows]
+
+
+def expert_warps() -> int:
+    """Warps a block of the expert GEMVs: ``METRALE_DS41_EXPERT_WARPS``, 8 when unset."""
+    text = os.environ.get("METRALE_DS41_EXPERT_WARPS", "8")
+    if text not in map(str, EXPERT_WARPS):
+        refuse("METRALE_DS41_EXPERT_WARPS", text, ", ".join(map(str, EXPERT_WARPS)))
+    return int(text)
+
+
+def _act_bytes(rows: int, k: int) -> int:
+    return max(kquant_mmq_act_bytes(rows, k), kquant_q8_1_rows_bytes(rows, k))

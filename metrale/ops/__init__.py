@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Launchers: one function a kernel, which checks its arguments, knows the geometry, and queues the launch.
+
+From Cython, ``cimport`` the ``c_`` functions of ``metrale.ops.dense``, ``kquant``, ``moe`` and ``conv1d``: the same
+launches on plain integers.
+"""
+
+from metrale.ops.conv1d import conv1d_update_chunk2
+from metrale.ops.dense import dense_gemv
+from metrale.ops.kquant import (
+    kquant_mmvq_experts_w,
+    kquant_mmvq_w,
+    kquant_q8_1_rows_bf16,
+    kquant_swiglu_q8_1_rows_bf16,
+)
+from metrale.ops.moe import (
+    moe_v41_accumulate,
+    moe_v41_finish,
+    moe_v41_route_select,
+    moe_v41_router_gemv_f32out,
+    moe_v41_router_gemv_f32out_products,
+    moe_v41_slot_table_set,
+    moe_v41_sum_rows,
+    moe_v41_swiglu,
+)
+
+__all__ = [
+    "conv1d_update_chunk2",
+    "dense_gemv",
+    "kquant_mmvq_experts_w",
+    "kquant_mmvq_w",
+    "kquant_q8_1_rows_bf16",
+    "kquant_swiglu_q8_1_rows_bf16",
+    "moe_v41_accumulate",
+    "moe_v41_finish",
+    "moe_v41_route_select",
+    "moe_v41_router_gemv_f32out",
+    "moe_v41_router_gemv_f32out_products",
+    "moe_v41_slot_table_set",
+    "moe_v41_sum_rows",
+    "moe_v41_swiglu",
+]

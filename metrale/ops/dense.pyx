@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# cython: cdivision=True
+"""Launchers of the dense products."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from metrale.gpu.backend cimport GpuBackend, Launch, as_ptr
+from metrale.gpu.kernel cimport KernelHandle
+from metrale.gpu.launch cimport launch, launch_geometry, push_ptr, push_u32
+from metrale.ops.check cimport ceil_div, not_null, positive, u32
+
+cdef enum:
+    GEMV_ROWS = 16
+    GEMV_BLOCK = 256
+
+
+def dense_gemv(GpuBackend gpu not None, KernelHandle kernel not None, input, weight, output, n, k, stream):
+    """``output[i] = bf16(sum over j of input[j] * weight[i, j])`` with ``gemv.dense_gemv_bf16``.
+
+    input bf16 ``[k]``, weight bf16 ``[n, k]`` row-major, output bf16 ``[n]``; device pointers. Sums are f32.
+    Refuses null pointers, ``n`` or ``k`` of 0. Argument order: the Rust launcher ``ops::dense_gemv``.
+    """
+    c_dense_gemv(gpu, kernel, as_ptr(input), as_ptr(weight), as_ptr(output), u32("n", n), u32("k", k),
+                 gpu.as_stream(stream))
+
+
+cdef int c_dense_gemv(GpuBackend gpu, KernelHandle kernel, uint64_t input, uint64_t weight, uint64_t output,
+                      uint32_t n, uint32_t k, uint64_t stream) except -1:
+    cdef Launch l
+    not_null("input", input)
+    not_null("weight", weight)
+    not_null("output", output)
+    positive("n", n)
+    positive("k", k)
+    launch_geometry(&l, ceil_div(n, GEMV_ROWS), 1, 1, GEMV_BLOCK, 1, 1, 0)
+    push_ptr(&l, input)
+    push_ptr(&l, weight)
+    push_ptr(&l, output)
+    push_u32(&l, n)
+    push_u32(&l, k)
+    return launch(gpu, kernel, &l, stream)

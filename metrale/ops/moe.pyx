@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# cython: cdivision=True
+"""Launchers of module ``moe_v41``: routing, SwiGLU, sums."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from metrale.errors import refuse
+
+from metrale.gpu.backend cimport GpuBackend, Launch, as_ptr
+from metrale.gpu.kernel cimport KernelHandle
+from metrale.gpu.launch cimport launch, launch_geometry, push_f32, push_ptr, push_u32, push_u64
+from metrale.ops.check cimport at_most, ceil_div, f32, not_null, positive, u32, u64
+
+cdef enum:
+    BLOCK = 256
+    VALUES_A_BLOCK = 8 * BLOCK        # of the elementwise kernels
+    MAX_GRID_Y = 65535
+    ROUTER_BLOCK = 128                # 4 warps, an output each
+    PRODUCTS_SHARED = 8192            # bytes a row of A
+    MAX_M = 8
+    MAX_ROUTED = 1024
+    MAX_TOPK = 32
+
+
+def moe_v41_swiglu(GpuBackend gpu not None, KernelHandle kernel not None, gate, up, w, h, rows, inter, limit, stream):
+    """``h = bf16(silu(min(gate, limit)) * clamp(up, -limit, limit) * w[row])``; the clamps only for ``limit > 0``.
+
+    gate, up, h bf16 ``[rows, inter]``; w f32 ``[rows]`` or null (1). Refuses sizes of 0, null pointers (but ``w``).
+    """
+    c_moe_v41_swiglu(gpu, kernel, as_ptr(gate), as_ptr(up), as_ptr(w), as_ptr(h), u32("rows", rows),
+                     u32("inter", inter), f32("limit", limit), gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w, uint64_t h,
+                          uint32_t rows, uint32_t inter, float limit, uint64_t stream) except -1:
+    cdef Launch l
+    not_null("gate", gate)
+    not_null("up", up)
+    not_null("h", h)
+    positive("rows", rows)
+    positive("inter", inter)
+    launch_geometry(&l, ceil_div(inter, VALUES_A_BLOCK), min(rows, <uint32_t>MAX_GRID_Y), 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, gate)
+    push_ptr(&l, up)
+    push_ptr(&l, w)
+    push_ptr(&l, h)
+    push_u32(&l, rows)
+    push_u32(&l, inter)
+    push_f32(&l, limit)
+    return launch(gpu, kernel, &l, stream)
+
+
+def moe_v41_accumulate(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n, stream):
+    """``acc += src``: acc f32 ``[n]``, src bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
+    c_moe_v41_accumulate(gpu, kernel, as_ptr(acc), as_ptr(src), u32("n", n), gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_accumulate(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n,
+                              uint64_t stream) except -1:
+    return elementwise(gpu, kernel, "acc", acc, "src", src, n, stream)
+
+
+def moe_v41_finish(GpuBackend gpu not None, KernelHandle kernel not None, acc, out, n, stream):
+    """``out = bf16(acc)``: acc f32 ``[n]``, out bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
+    c_moe_v41_finish(gpu, kernel, as_ptr(acc), as_ptr(out), u32("n", n), gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_finish(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t out, uint32_t n,
+                          uint64_t stream) except -1:
+    return elementwise(gpu, kernel, "acc", acc, "out", out, n, stream)
+
+
+cdef int elementwise(GpuBackend gpu, KernelHandle kernel, str a_name, uint64_t a, str b_name, uint64_t b, uint32_t n,
+                     uint64_t stream) except -1:
+    cdef Launch l
+    not_null(a_name, a)
+    not_null(b_name, b)
+    positive("n", n)
+    launch_geometry(&l, ceil_div(n, VALUES_A_BLOCK), 1, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, a)
+    push_ptr(&l, b)
+    push_u32(&l, n)
+    return launch(gpu, kernel, &l, stream)
+
+
+def moe_v41_sum_rows(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n_rows, dim, stream):
+    """``acc += src[0]; acc += src[1]; ...``: acc f32 ``[dim]``, src bf16 ``[n_rows, dim]``, with the rounding of
+    that many ``moe_v41_accumulate``. Refuses sizes of 0, null pointers."""
+    c_moe_v41_sum_rows(gpu, kernel, as_ptr(acc), as_ptr(src), u32("n_rows", n_rows), u32("dim", dim),
+                       gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_sum_rows(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n_rows,
+                            uint32_t dim, uint64_t stream) except -1:
+    cdef Launch l
+    not_null("acc", acc)
+    not_null("src", src)
+    positive("n_rows", n_rows)
+    positive("dim", dim)
+    launch_geometry(&l, ceil_div(dim, VALUES_A_BLOCK), 1, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, acc)
+    push_ptr(&l, src)
+    push_u32(&l, n_rows)
+    push_u32(&l, dim)
+    return launch(gpu, kernel, &l, stream)
+
+
+def moe_v41_router_gemv_f32out(GpuBackend gpu not None, KernelHandle kernel not None, A, B, C, M, N, K, stream):
+    """Router logits ``C[m, n] = sum over k of A[m, k] * B[n, k]``: A bf16 ``[M, K]``, B bf16 ``[N, K]``, C f32
+    ``[M, N]``. A row's bits do not depend on M. Refuses ``M`` outside 1..8, sizes of 0, null pointers."""
+    c_moe_v41_router_gemv_f32out(gpu, kernel, as_ptr(A), as_ptr(B), as_ptr(C), u32("M", M), u32("N", N), u32("K", K),
+                                 gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_router_gemv_f32out(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B, uint64_t C,
+                                      uint32_t M, uint32_t N, uint32_t K, uint64_t stream) except -1:
+    cdef Launch l
+    launch_geometry(&l, ceil_div(N, ROUTER_BLOCK // 32), 1, 1, ROUTER_BLOCK, 1, 1, 0)
+    return router(gpu, kernel, &l, A, B, C, M, N, K, stream)
+
+
+def moe_v41_router_gemv_f32out_products(GpuBackend gpu not None, KernelHandle kernel not None, A, B, C, M, N, K,
+                                        stream):
+    """``moe_v41_router_gemv_f32out`` with more warps an output: the same arguments, refusals and bits."""
+    c_moe_v41_router_gemv_f32out_products(gpu, kernel, as_ptr(A), as_ptr(B), as_ptr(C), u32("M", M), u32("N", N),
+                                          u32("K", K), gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_router_gemv_f32out_products(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B,
+                                               uint64_t C, uint32_t M, uint32_t N, uint32_t K,
+                                               uint64_t stream) except -1:
+    cdef Launch l
+    launch_geometry(&l, N, 1, 1, BLOCK, 1, 1, <size_t>M * PRODUCTS_SHARED)
+    return router(gpu, kernel, &l, A, B, C, M, N, K, stream)
+
+
+cdef int router(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t A, uint64_t B, uint64_t C, uint32_t M,
+                uint32_t N, uint32_t K, uint64_t stream) except -1:
+    not_null("A", A)
+    not_null("B", B)
+    not_null("C", C)
+    at_most("M", M, MAX_M)
+    positive("N", N)
+    positive("K", K)
+    push_ptr(l, A)
+    push_ptr(l, B)
+    push_ptr(l, C)
+    push_u32(l, M)
+    push_u32(l, N)
+    push_u32(l, K)
+    return launch(gpu, kernel, l, stream)
+
+
+def moe_v41_route_select(GpuBackend gpu not None, KernelHandle kernel not None, logits, bias, n_routed, topk,
+                         gate_temp, route_scale, norm_topk, slot_of, arena_base, slot_bytes, gate_off, up_off,
+                         down_off, hdr, plan_w, plan_rows, ptrs, stream):
+    """One token's selection on the device.
+
+    logits f32 ``[n_routed]``, bias f32 ``[n_routed]`` or null; slot_of i32 ``[n_routed]``, the layer's row of the slot
+    table (-1: not resident); arena_base and the byte sizes and offsets of a slot. Writes hdr u32 ``[1 + 3 topk]``
+    (flags, picks, weight bits, both in pick order, slots in plan order), and in plan order (ascending expert id)
+    plan_w f32 ``[topk]``, plan_rows u32 ``[topk]`` (0), ptrs u64 ``[3, topk]`` (gate, up, down). Flag bit 0: a pick is
+    not resident; bit 1: a logit is not finite, nothing was picked. Refuses ``n_routed`` over 1024, ``topk`` outside
+    1..min(n_routed, 32), ``gate_temp`` not above 0, null pointers (but ``bias``).
+    """
+    c_moe_v41_route_select(gpu, kernel, as_ptr(logits), as_ptr(bias), u32("n_routed", n_routed), u32("topk", topk),
+                           f32("gate_temp", gate_temp), f32("route_scale", route_scale), 1 if norm_topk else 0,
+                           as_ptr(slot_of), as_ptr(arena_base), u64("slot_bytes", slot_bytes),
+                           u64("gate_off", gate_off), u64("up_off", up_off), u64("down_off", down_off), as_ptr(hdr),
+                           as_ptr(plan_w), as_ptr(plan_rows), as_ptr(ptrs), gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t logits, uint64_t bias,
+                                uint32_t n_routed, uint32_t topk, float gate_temp, float route_scale,
+                                uint32_t norm_topk, uint64_t slot_of, uint64_t arena_base, uint64_t slot_bytes,
+                                uint64_t gate_off, uint64_t up_off, uint64_t down_off, uint64_t hdr, uint64_t plan_w,
+                                uint64_t plan_rows, uint64_t ptrs, uint64_t stream) except -1:
+    cdef Launch l
+    not_null("logits", logits)
+    not_null("slot_of", slot_of)
+    not_null("arena_base", arena_base)
+    not_null("hdr", hdr)
+    not_null("plan_w", plan_w)
+    not_null("plan_rows", plan_rows)
+    not_null("ptrs", ptrs)
+    at_most("n_routed", n_routed, MAX_ROUTED)
+    at_most("topk", topk, min(n_routed, <uint32_t>MAX_TOPK))
+    if not gate_temp > 0:
+        refuse("gate_temp", gate_temp, "more than 0")
+    launch_geometry(&l, 1, 1, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, logits)
+    push_ptr(&l, bias)
+    push_u32(&l, n_routed)
+    push_u32(&l, topk)
+    push_f32(&l, gate_temp)
+    push_f32(&l, route_scale)
+    push_u32(&l, norm_topk)
+    push_ptr(&l, slot_of)
+    push_u64(&l, arena_base)
+    push_u64(&l, slot_bytes)
+    push_u64(&l, gate_off)
+    push_u64(&l, up_off)
+    push_u64(&l, down_off)
+    push_ptr(&l, hdr)
+    push_ptr(&l, plan_w)
+    push_ptr(&l, plan_rows)
+    push_ptr(&l, ptrs)
+    return launch(gpu, kernel, &l, stream)
+
+
+def moe_v41_slot_table_set(GpuBackend gpu not None, KernelHandle kernel not None, table, n_routed, triples, n, stream):
+    """``table[layer, expert] = slot`` for triples i32 ``[n, 3]`` of (layer, expert, slot), no (layer, expert) twice.
+
+    table i32 ``[layers, n_routed]``. Refuses ``n_routed`` over 1024, ``n`` of 0, null pointers. The triples' own
+    ranges are the caller's word: they lie on the device.
+    """
+    c_moe_v41_slot_table_set(gpu, kernel, as_ptr(table), u32("n_routed", n_routed), as_ptr(triples), u32("n", n),
+                             gpu.as_stream(stream))
+
+
+cdef int c_moe_v41_slot_table_set(GpuBackend gpu, KernelHandle kernel, uint64_t table, uint32_t n_routed,
+                                  uint64_t triples, uint32_t n, uint64_t stream) except -1:
+    cdef Launch l
+    not_null("table", table)
+    not_null("triples", triples)
+    at_most("n_routed", n_routed, MAX_ROUTED)
+    positive("n", n)
+    launch_geometry(&l, ceil_div(n, BLOCK), 1, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, table)
+    push_u32(&l, n_routed)
+    push_ptr(&l, triples)
+    push_u32(&l, n)
+    return launch(gpu, kernel, &l, stream)
