@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// causal_conv1d_update_chunk2: a depthwise causal convolution of width 4 with SiLU, two tokens onto a running
-// window
-//     window <- (window[1:], x[b, t, c]);  out[b, t, c] = bf16(silu(bias[c] + sum over i of window[i] *
-//     weight[c, i])) state, state_mid f32 [batch, dim, 4], oldest first, 16-byte aligned: state is the window
-//     before and, on return, after both tokens, state_mid the one after the first. x, out bf16 [batch, 2,
-//     dim]; weight bf16 [dim, 4]; bias f32 [dim] or null. The sum starts with the bias and goes from oldest
-//     to newest, one fmaf a step. One thread a channel: grid (ceil(dim / 256), batch), block 256.
+// A depthwise causal convolution of width 4 with SiLU, a few tokens at a time onto a running window.
 #include <cuda_bf16.h>
 
 #include "common/math.cuh"
@@ -15,6 +9,13 @@ using namespace metrale;
 
 constexpr uint32_t CHUNK = 2;
 
+// Token t of sequence b, channel c:
+//     window <- window[1:], x[b, t, c]
+//     out[b, t, c] = bf16(silu(bias[c] + sum over i of window[i] * weight[c, i]))
+// state f32 [batch, dim, 4], oldest first: the window before, on return after both tokens; state_mid, of the
+// same shape: after the first; both 16-byte aligned. x, out bf16 [batch, 2, dim]; weight bf16 [dim, width],
+// width 4; bias f32 [dim] or null. The sum starts with the bias and goes from oldest to newest, one fmaf a
+// step. One thread a channel: grid (ceil(dim / 256), batch), block 256.
 extern "C" __global__ void
 causal_conv1d_update_chunk2(float* __restrict__ state, const __nv_bfloat16* __restrict__ x,
                             const __nv_bfloat16* __restrict__ weight, const float* __restrict__ bias,

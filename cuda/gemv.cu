@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// dense_gemv_bf16: C[n] = bf16(sum over k of A[k] * B[n, k])
-//     A [K], B [N, K] row-major, C [N], all bf16; any N, K and alignment, with the same order of summation.
-//     Grid ceil(N / 16) blocks or fewer (a block then does several tiles of 16 rows), block 256.
+// C[n] = bf16(sum over k of A[k] * B[n, k]): A [K], B [N, K] row-major, C [N], all bf16. Any N, K and
+// alignment, with one order of summation (common/gemv.cuh). Grid 1..ceil(N / 16), block 256.
 #include "common/gemv.cuh"
 
 using namespace metrale;

@@ -1,25 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// K-quant experts: activations to q8_1, and matrix-vector products of the GGUF blocks with them. K is a
-// multiple of 256 (of 32 for the quantisers), q8_1 rows and Q2_K blocks lie on 4-byte, other blocks on 2-byte
-// boundaries.
-//
-//   kquant_q8_1_rows_bf16         x bf16 [M, K] -> y q8_1 [M, K/32]
-//   kquant_swiglu_q8_1_rows_bf16  gate, up bf16 [rows, inter], w f32 [rows] or null -> h bf16 [rows, inter],
-//   y of h
-//       Both: one warp a q8_1 block. Grid ceil(number of blocks of 32 / 8), block 256.
-//   kquant_mmvq_*_w               out bf16 [M, N] = y * W^T, W [N, K] blocks, M in 1..8
-//       One warp a row of W, 4 a block. Grid ceil(N / 4), block 128.
-//   kquant_mmvq_*_experts_w{2,,8} the same for the matrices at tables[e]: reads y + e * y_stride_bytes,
-//   writes
-//       out + e * M * N. Grid (ceil(N / warps), experts), block 32 * warps; no suffix: 4 warps.
+// K-quant experts: activations to q8_1, and products of GGUF blocks with them. K is a multiple of 256, for
+// the quantisers of 32. q8_1 rows and Q2_K matrices are 4-byte aligned, Q3_K and Q6_K matrices 2-byte.
 #include "common/mmvq.cuh"
 #include "common/swiglu.cuh"
 
 using namespace metrale;
 
-constexpr uint32_t QUANTISE_WARPS = 8;
+constexpr uint32_t QUANTISE_WARPS = 8; // a block of threads; a warp does one q8_1 block
 
+// x bf16 [M, K] -> y q8_1 [M, K/32]. Grid ceil(M * K/32 / 8), block 256.
 extern "C" __global__ void kquant_q8_1_rows_bf16(const __nv_bfloat16* __restrict__ x, uint8_t* __restrict__ y,
                                                  uint32_t K, uint32_t M) {
     const uint64_t block = static_cast<uint64_t>(blockIdx.x) * QUANTISE_WARPS + threadIdx.x / WARP;
@@ -28,6 +18,9 @@ extern "C" __global__ void kquant_q8_1_rows_bf16(const __nv_bfloat16* __restrict
     q8_1_store(__bfloat162float(x[block * Q8_1_VALUES + threadIdx.x % WARP]), y + block * Q8_1_BYTES);
 }
 
+// moe_v41_swiglu, then kquant_q8_1_rows_bf16 of its result, with the bits of the two:
+// gate, up bf16 [rows, inter], w f32 [rows] or null -> h bf16 [rows, inter], y q8_1 [rows, inter/32].
+// Grid ceil(rows * inter/32 / 8), block 256.
 extern "C" __global__ void
 kquant_swiglu_q8_1_rows_bf16(const __nv_bfloat16* __restrict__ gate, const __nv_bfloat16* __restrict__ up,
                              const float* __restrict__ w, __nv_bfloat16* __restrict__ h,
@@ -44,12 +37,15 @@ kquant_swiglu_q8_1_rows_bf16(const __nv_bfloat16* __restrict__ gate, const __nv_
     q8_1_store(__bfloat162float(x), y + block * Q8_1_BYTES);
 }
 
+// out bf16 [M, N] = y q8_1 [M, K/32] * (w [N, K/256] blocks)^T, M in 1..8. Grid ceil(N / 4), block 128.
 #define MMVQ(name, Format)                                                                                   \
     extern "C" __global__ void name(const uint8_t* __restrict__ w, const uint8_t* __restrict__ y,            \
                                     __nv_bfloat16* __restrict__ out, uint32_t K, uint32_t N, uint32_t M) {   \
         mmvq<Format, 4>(w, y, out, K, N, M);                                                                 \
     }
 
+// The same for the matrices at tables[e], e < grid y: reads y + e * y_stride_bytes, writes out + e * M * N.
+// Grid (ceil(N / WARPS), experts), block 32 * WARPS.
 #define MMVQ_EXPERTS(name, Format, WARPS)                                                                    \
     extern "C" __global__ void name(const uint64_t* __restrict__ tables, const uint8_t* __restrict__ y,      \
                                     __nv_bfloat16* __restrict__ out, uint32_t K, uint32_t N, uint32_t M,     \

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // For tests only: what the other modules compute inside, made visible in f32.
-//
-//   kquant_probe_decode_*  W blocks -> out f32 [n_blocks, 256]. 16 threads a block of weights: grid
-//                          ceil(n_blocks / 16), block 256.
-//   kquant_probe_mmvq_*    kquant_mmvq_*_w before its rounding to bf16: the same arguments and geometry, out
-//   f32. route_probe_scores     logits f32 [n] -> out f32 [n], the scores of moe_v41_route_select. Grid
-//   ceil(n / 256),
-//                          block 256.
 #include "common/mmvq.cuh"
 #include "common/route.cuh"
 
 using namespace metrale;
 
+// w blocks -> out f32 [n_blocks, 256]. Grid ceil(n_blocks / 16), block 256.
 template <class Format>
 __device__ __forceinline__ void decode(const uint8_t* __restrict__ W, float* __restrict__ out,
                                        uint32_t n_blocks) {
@@ -29,6 +23,7 @@ __device__ __forceinline__ void decode(const uint8_t* __restrict__ W, float* __r
     }
 }
 
+// kquant_probe_mmvq_*: kquant_mmvq_*_w before its rounding to bf16, with the same arguments and geometry.
 #define PROBES(suffix, Format)                                                                               \
     extern "C" __global__ void kquant_probe_decode_##suffix(const uint8_t* __restrict__ w,                   \
                                                             float* __restrict__ out, uint32_t n_blocks) {    \
@@ -44,6 +39,7 @@ PROBES(q2_k, Q2K)
 PROBES(q3_k, Q3K)
 PROBES(q6_k, Q6K)
 
+// logits f32 [n] -> out f32 [n], the scores of moe_v41_route_select. Grid ceil(n / 256), block 256.
 extern "C" __global__ void route_probe_scores(const float* __restrict__ logits, float* __restrict__ out,
                                               uint32_t n, float gate_temp) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,32 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The MoE layer around its expert products. One-dimensional kernels: grid ceil(n / 2048), block 256, eight
-// values a thread.
-//
-//   moe_v41_swiglu        h = bf16(silu(min(gate, limit)) * clamp(up, -limit, limit) * w[row]), clamps for
-//   limit > 0
-//       gate, up, h bf16 [rows, inter], w f32 [rows] or null. Grid (ceil(inter / 2048), min(rows, 65535)),
-//       block 256.
-//   moe_v41_accumulate    acc f32 [n] += src bf16 [n]
-//   moe_v41_finish        out bf16 [n] = bf16(acc f32 [n])
-//   moe_v41_sum_rows      acc f32 [dim] += src bf16 [n_rows, dim], row after row. n = dim.
-//   moe_v41_router_gemv_f32out, moe_v41_router_gemv_f32out_products
-//       C f32 [M, N] = A bf16 [M, K] * (B bf16 [N, K])^T, M in 1..8, in the order of common/router.cuh: same
-//       bits. The first: one warp an output, grid ceil(N / 4), block 128. The second stages products in
-//       shared memory so that 8 warps load: one block an output, grid N, block 256, shared memory M * 8192
-//       bytes.
-//   moe_v41_route_select  selection and pointers of one token, see common/route.cuh. Grid 1, block 256.
-//   moe_v41_slot_table_set  table i32 [layers, n_routed]: table[layer, expert] = slot for triples i32 [n, 3]
-//   of
-//       (layer, expert, slot), no (layer, expert) twice. Grid ceil(n / 256), block 256.
+// The MoE layer around its expert products: routing, SwiGLU, and the sum of the experts' rows.
 #include "common/route.cuh"
 #include "common/router.cuh"
 #include "common/swiglu.cuh"
 
 using namespace metrale;
 
+// Element-wise kernels: eight values a thread, blocks of 256 threads, grid x = ceil(n / 2048) for rows of n.
 __device__ __forceinline__ uint32_t first_of_eight() { return (blockIdx.x * blockDim.x + threadIdx.x) * 8; }
 
+// h = bf16(silu(min(gate, limit)) * clamp(up, -limit, limit) * w[row]), the clamps only if limit > 0.
+// gate, up, h bf16 [rows, inter]; w f32 [rows] or null (1). Grid (ceil(inter / 2048), 1..rows).
 extern "C" __global__ void moe_v41_swiglu(const __nv_bfloat16* __restrict__ gate,
                                           const __nv_bfloat16* __restrict__ up, const float* __restrict__ w,
                                           __nv_bfloat16* __restrict__ h, uint32_t rows, uint32_t inter,
@@ -46,6 +31,7 @@ extern "C" __global__ void moe_v41_swiglu(const __nv_bfloat16* __restrict__ gate
     }
 }
 
+// acc f32 [dim] += src bf16 [n_rows, dim], row after row.
 __device__ __forceinline__ void add_rows(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
                                          uint32_t n_rows, uint32_t dim) {
     const uint32_t i = first_of_eight();
@@ -62,16 +48,19 @@ __device__ __forceinline__ void add_rows(float* __restrict__ acc, const __nv_bfl
     store8(acc, i, dim, sum);
 }
 
+// acc f32 [n] += src bf16 [n].
 extern "C" __global__ void moe_v41_accumulate(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
                                               uint32_t n) {
     add_rows(acc, src, 1, n);
 }
 
+// The same bits as accumulating rows 0 .. n_rows - 1 of src bf16 [n_rows, dim] onto acc f32 [dim].
 extern "C" __global__ void moe_v41_sum_rows(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
                                             uint32_t n_rows, uint32_t dim) {
     add_rows(acc, src, n_rows, dim);
 }
 
+// out bf16 [n] = bf16(acc f32 [n]).
 extern "C" __global__ void moe_v41_finish(const float* __restrict__ acc, __nv_bfloat16* __restrict__ out,
                                           uint32_t n) {
     const uint32_t i = first_of_eight();
@@ -79,6 +68,8 @@ extern "C" __global__ void moe_v41_finish(const float* __restrict__ acc, __nv_bf
         store8(out, i, n, load8(acc, i, n));
 }
 
+// C f32 [M, N] = A bf16 [M, K] * (B bf16 [N, K])^T, M in 1..8, summed in the order of common/router.cuh.
+// One warp an output row of B: grid ceil(N / 4), block 128.
 extern "C" __global__ void moe_v41_router_gemv_f32out(const __nv_bfloat16* __restrict__ A,
                                                       const __nv_bfloat16* __restrict__ B,
                                                       float* __restrict__ C, uint32_t M, uint32_t N,
@@ -92,6 +83,8 @@ extern "C" __global__ void moe_v41_router_gemv_f32out(const __nv_bfloat16* __res
         router_output<false>(A, B, C, n, M, N, K);
 }
 
+// The same bits, with eight warps at the loads of a row of B. Grid N, block 256, M * 8192 bytes of dynamic
+// shared memory for the products.
 extern "C" __global__ void moe_v41_router_gemv_f32out_products(const __nv_bfloat16* __restrict__ A,
                                                                const __nv_bfloat16* __restrict__ B,
                                                                float* __restrict__ C, uint32_t M, uint32_t N,
@@ -122,9 +115,12 @@ __device__ __forceinline__ RouteCandidate best_of_warp(RouteCandidate best) {
     return best;
 }
 
-// logits, bias f32 [n_routed] (bias may be null), slot_of i32 [n_routed]. With the plan being the picks in
-// ascending id: hdr u32 [1 + 3 topk] = flags, picks, weights (both in pick order), the plan's slots; plan_w
-// f32 [topk]; plan_rows [topk] = 0; ptrs u64 [3][topk], the addresses of the plan's gate, up and down blocks.
+// One token's selection, with the arithmetic of common/route.cuh. Grid 1, block 256.
+//     logits, bias f32 [n_routed] (bias may be null); slot_of i32 [n_routed], -1 for an expert without a slot
+//     hdr u32 [1 + 3 * topk] = flags, picks, weights (both best first), the plan's slots
+//     plan_w f32 [topk]; plan_rows u32 [topk] = 0; ptrs u64 [3, topk], addresses of gate, up and down blocks
+// where the plan is the picks in ascending id. A pick without a slot gets the addresses of slot 0, so that
+// nothing faults. If nothing was selected, picks and slots are -1 and weights 0.
 extern "C" __global__ void
 moe_v41_route_select(const float* __restrict__ logits, const float* __restrict__ bias, uint32_t n_routed,
                      uint32_t topk, float gate_temp, float route_scale, uint32_t norm_topk,
@@ -187,6 +183,8 @@ moe_v41_route_select(const float* __restrict__ logits, const float* __restrict__
     ptrs[2 * topk + place] = block + down_off;
 }
 
+// table i32 [layers, n_routed]: table[layer, expert] = slot for triples i32 [n, 3] of (layer, expert, slot),
+// no (layer, expert) twice. Grid ceil(n / 256), block 256.
 extern "C" __global__ void moe_v41_slot_table_set(int32_t* __restrict__ table, uint32_t n_routed,
                                                   const int32_t* __restrict__ triples, uint32_t n) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -4,14 +4,14 @@
 //
 // A block does 16 rows at a time; warp v takes the spans v, v + 8, ... of 256 k. Within a span the lane with
 // g = lane / 4, t = lane % 4 holds of its rows g and g + 8 the eight weights at k = 32 * step + 8t, 16 bytes
-// a row, and feeds them to two mma in halves; x is column 0 of the right-hand side and is cut the same way,
+// a row, and feeds them to two mma in halves. x is column 0 of the right-hand side and is cut the same way,
 // so each product meets its partner whatever k the instruction calls them. The two mma have an accumulator
-// each; the two are added, then the warps' sums in order. That order is all that the bits depend on: where
-// the 16 bytes come from is the loader's business, a class with
+// each; the two are added, then the warps' sums in order. The bits depend on nothing else: where the 16 bytes
+// come from is the loader's business, a struct with
 //
-//     struct Span;                                            what a lane holds of its rows over 256 k
-//     Span fetch(tile, k);                                    first row and first k; zeros beyond the matrix
-//     uint4 weights(const Span&, int step, int half);         eight bf16 of row g + 8 * half
+//     struct Span;                                        what a lane holds of its rows over 256 k
+//     Span fetch(n, k);                                   first row and first k; zeros beyond the matrix
+//     uint4 weights(const Span&, int step, int half);     eight bf16 of row n + g + 8 * half
 #pragma once
 
 #include "common/mma.cuh"

@@ -5,12 +5,12 @@
 //
 //     weight = (d * scale) * q - dmin * min
 //
-// All three formats keep a byte for weights that are 32 apart, so one split of the work serves them: 16
+// All three formats keep in one byte weights that are 32 apart, so one split of the work serves them: 16
 // threads a block, thread w holds one 4-byte word of the packed quants and gets from it four parts s of four
 // weights,
 //
-//     k = 128 * (w / 8) + 32 * s + 4 * (w % 8) + {0, 1, 2, 3},    group k / 16 = 8 * (w / 8) + 2 * s + (w %
-//     8) / 4.
+//     k     = 128 * (w / 8) + 32 * s + 4 * (w % 8) + {0, 1, 2, 3}
+//     group =   8 * (w / 8) +  2 * s +     (w % 8) / 4             (= k / 16)
 //
 // A format is a struct with load(block, w), the thread's share of a block in registers, and part(share, s).
 #pragma once
@@ -20,7 +20,7 @@
 namespace metrale {
 
 constexpr uint32_t KQUANT_VALUES = 256;
-constexpr uint32_t KQUANT_THREADS = 16; // that share a block
+constexpr uint32_t KQUANT_THREADS = 16; // share a block
 
 struct QuantPart {
     uint32_t q; // four int8
@@ -31,7 +31,6 @@ __device__ __forceinline__ uint32_t kquant_first(uint32_t w, uint32_t s) {
     return 128 * (w / 8) + 32 * s + 4 * (w % 8);
 }
 
-// Blocks of Q3_K and Q6_K lie on even addresses only.
 __device__ __forceinline__ uint32_t load_u16(const uint8_t* p) {
     return *reinterpret_cast<const uint16_t*>(p);
 }
@@ -40,6 +39,7 @@ __device__ __forceinline__ uint32_t load_u32(const uint8_t* p) {
     return *reinterpret_cast<const uint32_t*>(p);
 }
 
+// For blocks of Q3_K and Q6_K, which lie on even addresses.
 __device__ __forceinline__ uint32_t load_u32_even(const uint8_t* p) {
     return load_u16(p) | load_u16(p + 2) << 16;
 }
@@ -55,8 +55,7 @@ struct Q2K {
     static constexpr bool HAS_MIN = true;
 
     struct Share {
-        uint32_t q, scales[2]; // the parts' scale bytes: parts 0, 1 in bytes 0, 2 of the first word, 2, 3 of
-                               // the other
+        uint32_t q, scales[2]; // scales[s / 2] has part s in its byte 2 * (s % 2)
         float d, dmin;
     };
 

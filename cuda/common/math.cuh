@@ -65,8 +65,8 @@ METRALE_BOTH float exp_f32(float x) {
     return p * exp2_int(half) * exp2_int(e - half);
 }
 
-// log(1 + x) within 1.5 ulp for finite x >= 0: 1 + x = 2^e * (1 + f), and log(1 + f) = f - s * (f - tail) with
-// s = f / (2 + f), from the series of 2 * atanh(s).
+// log(1 + x) within 1.5 ulp for finite x >= 0: 1 + x = 2^e * (1 + f), and log(1 + f) = f - s * (f - tail)
+// with s = f / (2 + f), from the series of 2 * atanh(s).
 METRALE_BOTH float log1p_f32(float x) {
     constexpr uint32_t SQRT_HALF_BITS = 0x3f3504f3u; // 1 + f lies in [sqrt(1/2), sqrt(2))
     const int e = static_cast<int>((bits_from_float(1.0f + x) - SQRT_HALF_BITS) >> 23);

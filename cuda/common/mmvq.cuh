@@ -25,6 +25,7 @@ __device__ __forceinline__ void mmvq_row(const uint8_t* __restrict__ row, const 
                                          uint32_t K, float (&acc)[M]) {
     const uint32_t lane = threadIdx.x % WARP, w = lane % KQUANT_THREADS;
     const uint32_t y_stride = K / Q8_1_VALUES * Q8_1_BYTES;
+#pragma unroll(M <= 2 ? 2 : 1) // more loads in flight
     for (uint32_t b = lane / KQUANT_THREADS; b < K / KQUANT_VALUES; b += WARP / KQUANT_THREADS) {
         const typename Format::Share share = Format::load(row + static_cast<uint64_t>(b) * Format::BYTES, w);
         float scaled[M] = {}, mins[M] = {};

@@ -27,12 +27,12 @@ __device__ __forceinline__ int q8_1_ints(const uint8_t* block, uint32_t word) {
 }
 
 // A warp quantises one block, lane l holding value l. d = amax / 127, q = round(x / d), half away from zero;
-// a block with a NaN or an infinity gets d = NaN and zeros.
+// a block with a NaN or an infinity gets d = NaN and zeros, one of zeros (of either sign) 36 zero bytes.
 __device__ __forceinline__ void q8_1_store(float x, uint8_t* block) {
     const uint32_t lane = threadIdx.x % WARP;
     const uint32_t amax_bits =
         warp_max(bits_from_float(x) & 0x7fffffffu); // as integers, NaN > infinity > finite
-    const float sum = warp_sum(x);
+    const float added = warp_sum(x);
     const bool finite = amax_bits < F32_INF_BITS;
     const float d = finite ? float_from_bits(amax_bits) / 127.0f : float_from_bits(F32_NAN_BITS);
     const bool zeros = !finite || amax_bits == 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void q8_1_store(float x, uint8_t* block) {
     reinterpret_cast<int8_t*>(block)[4 + lane] = static_cast<int8_t>(q);
     if (lane == 0) {
         const uint32_t d_bits = __half_as_ushort(__float2half_rn(d));
-        const uint32_t sum_bits = __half_as_ushort(__float2half_rn(sum));
+        const uint32_t sum_bits = __half_as_ushort(__float2half_rn(amax_bits == 0 ? 0.0f : added));
         *reinterpret_cast<uint32_t*>(block) = d_bits | sum_bits << 16;
     }
 }

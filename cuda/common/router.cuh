@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The router's order of summation, for every kernel that forms router logits: C[m, n] = sum over k of A[m, k]
-// * B[n, k] in f32. Lane l of a warp takes k = 256 * i + 8 * l + j, j inner, adding a rounded product at a
-// time (exact for bf16, so products may be formed elsewhere); then the xor tree over the lanes.
+// The router's order of summation, for every kernel that forms router logits, in f32:
+//
+//     C[m, n] = sum over k of A[m, k] * B[n, k]
+//
+// Lane l of a warp takes k = 256 * i + 8 * l + j, j inner, and adds one product at a time, rounded before it
+// is added, so that products may be formed anywhere; then the xor tree over the lanes.
 #pragma once
 
 #include "common/vec8.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Warps and rows. Every reduction of the package goes through these trees, so that sums have one order.
+// Reductions over a warp, in one order for all kernels, and loops over rows that the compiler can unroll.
 #pragma once
 
 #include "common/types.cuh"
@@ -25,14 +25,14 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
     return x;
 }
 
-constexpr uint32_t MAX_ROWS = 8; // activation rows that share one pass over the weights of a GEMV
-
+// A number of activation rows, as a type.
 template <int N>
 struct Rows {
     static constexpr int value = N;
 };
 
-// Calls body(Rows<M>()) for M in 1..MAX_ROWS: per-row state then lives in registers.
+// body(Rows<M>()) for M in 1..8, the rows that share a pass over the weights of a GEMV: what is kept for each
+// row then lives in registers.
 template <class Body>
 __device__ __forceinline__ void with_rows(uint32_t M, Body body) {
     switch (M) {

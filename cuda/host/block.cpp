@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <utility>
 
 __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -116,18 +117,15 @@ void Worker::run_stack() {
 void Worker::begin(Thread& thread) {
     current_ = &thread;
     threadIdx = thread.index;
-    std::string thrown; // reported when the handler is over: it must not be abandoned
     try {
         launch_->kernel.invoke(launch_->kernel.function, launch_->args);
     } catch (const std::exception& exception) {
-        thrown = std::string("threw: ") + exception.what();
-    } catch (const char* message) {
-        thrown = std::string("threw: ") + message;
+        error_ = std::string("threw: ") + exception.what();
     } catch (...) {
-        thrown = "threw an exception";
+        error_ = "threw an exception";
     }
-    if (!thrown.empty())
-        fail(thrown);
+    if (!error_.empty()) // not in the handler, which must come to its end
+        fail(std::exchange(error_, {}));
     exit(*current_);
 }
 

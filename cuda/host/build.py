@@ -11,6 +11,7 @@ standard library.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,35 +121,37 @@ def find_compiler(cxx: str | None = None) -> list[str]:
 
 
 def find_cuda_include(given: str | os.PathLike | None = None) -> list[Path]:
-    """The folders of CUDA's headers: the one given, else a toolkit's, else the wheels'."""
-    candidates = [Path(given)] if given else [*_toolkits(), *_wheels()]
+    """The folders of CUDA's headers: the one given, else the first of the wheels' and a toolkit's that has them all."""
+    candidates = [Path(given)] if given else [*_wheels(), *_toolkits()]
+    incomplete = []
     for folder in candidates:
+        folders = [folder, folder / "cccl"] if (folder / "cccl").is_dir() else [folder]
+        absent = [header for header in HEADERS if not any((path / header).is_file() for path in folders)]
+        if not absent:
+            return folders
         if (folder / "cuda_bf16.h").is_file():
-            break
-    else:
-        where = ", ".join(map(str, candidates)) or "no toolkit, and no wheel on sys.path"
-        raise BuildError(f"CUDA's headers are missing ({where}): pip install {' '.join(HEADERS.values())}")
-    folders = [folder, folder / "cccl"] if (folder / "cccl").is_dir() else [folder]
-    for header, wheel in HEADERS.items():
-        if not any((folder / header).is_file() for folder in folders):
-            raise BuildError(f"{folder} lacks {header}: pip install {wheel} (of the same CUDA version)")
-    return folders
+            wheel = HEADERS[absent[0]]
+            incomplete.append(f"{folder} lacks {absent[0]}: pip install {wheel} (of the same CUDA version)")
+    if incomplete:
+        raise BuildError("\n".join(incomplete))
+    where = ", ".join(map(str, candidates)) or "no toolkit, and no wheel on sys.path"
+    raise BuildError(f"CUDA's headers are missing ({where}): pip install {' '.join(HEADERS.values())}")
 
 
-def _toolkits() -> list[Path]:
-    roots = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
-    return [root / "include" for root in (*roots, Path("/usr/local/cuda"))]
-
-
-def _wheels() -> list[Path]:
-    try:
+def _wheels() -> Iterator[Path]:
+    for entry in sys.path:
+        yield from Path(entry or ".").glob("nvidia/cu13/include")
+    with contextlib.suppress(Exception):  # cuda.pathfinder may be absent; it knows conda's folders too
         from cuda.pathfinder import find_nvidia_header_directory
 
         found = find_nvidia_header_directory("cudart")
-    except Exception:  # absent, or of another age: the wheels may be there all the same
-        found = None
-    scanned = (path for entry in sys.path for path in sorted(Path(entry or ".").glob("nvidia/*/include"), reverse=True))
-    return [*([Path(found)] if found else []), *scanned]
+        if found:
+            yield Path(found)
+
+
+def _toolkits() -> list[Path]:
+    roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    return [Path(root) / "include" for root in roots if root and Path(root).is_dir()]
 
 
 def _kernels(compiler: Sequence[str], flags: Sequence[str], source: Path) -> dict:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "fiber.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <sys/mman.h>
@@ -42,7 +43,7 @@ size_t slot_bytes() { return page_bytes() + kStackBytes; }
 
 #ifndef METRALE_UCONTEXT_SWITCH
 // Keeps what the System V ABI asks a callee to keep, but for the floating-point control words, which kernels do
-// not change. The jump leaves through a register: a `ret` would be predicted to go back to the caller.
+// not change.
 extern "C" void metrale_switch_stack(void** from, void* to);
 __asm__(R"(
     .pushsection .text
@@ -51,24 +52,21 @@ __asm__(R"(
     .globl metrale_switch_stack
     .type metrale_switch_stack, @function
 metrale_switch_stack:
-    popq %rdx
     pushq %rbp
     pushq %rbx
     pushq %r12
     pushq %r13
     pushq %r14
     pushq %r15
-    pushq %rdx
     movq %rsp, (%rdi)
     movq %rsi, %rsp
-    popq %rdx
     popq %r15
     popq %r14
     popq %r13
     popq %r12
     popq %rbx
     popq %rbp
-    jmpq *%rdx
+    ret
     .size metrale_switch_stack, . - metrale_switch_stack
     .popsection
 )");
@@ -142,12 +140,11 @@ void StackPool::rewind(Stack& stack, size_t number) {
     stack.context.uc_link = nullptr;
     makecontext(&stack.context, entry_, 0);
 #else
-    // What the switch pops: the entry, then six registers. The zero above them is where `entry` would return to,
-    // ends a debugger's walk, and makes the stack pointer 8 modulo 16, as after a call.
+    // What the switch takes: six registers, and where it returns to. The zero above is where `entry` would return
+    // to; it ends a debugger's walk, and leaves the stack pointer 8 modulo 16, as a call does.
     auto* top = reinterpret_cast<uintptr_t*>(stack.memory + usable) - 8;
-    for (int i = 1; i < 8; ++i)
-        top[i] = 0;
-    top[0] = reinterpret_cast<uintptr_t>(entry_);
+    std::fill_n(top, 8, 0);
+    top[6] = reinterpret_cast<uintptr_t>(entry_);
     stack.pointer = top;
 #endif
 }

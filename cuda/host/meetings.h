@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-namespace metrale::host {
+namespace metrale {
+namespace host __attribute__((visibility("hidden"))) { // calls without a detour through the linkage table
 
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
@@ -66,4 +67,5 @@ void for_each_lane(unsigned mask, Visit visit) {
         visit(static_cast<unsigned>(__builtin_ctz(mask)));
 }
 
-} // namespace metrale::host
+} // namespace host
+} // namespace metrale

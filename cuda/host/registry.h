@@ -17,7 +17,7 @@ template <class T>
 constexpr uint8_t kind_of() {
     if (std::is_pointer_v<T>)
         return METRALE_PTR;
-    if (std::is_integral_v<T> || std::is_enum_v<T>)
+    if (std::is_integral_v<T>)
         return METRALE_INT;
     return std::is_floating_point_v<T> ? METRALE_FLOAT : METRALE_BYTES;
 }
@@ -29,7 +29,7 @@ constexpr std::string_view word_for() {
         return "ptr";
     if (kind_of<T>() == METRALE_FLOAT)
         return sizeof(T) == 4 ? "f32" : "f64";
-    if (!std::is_integral_v<T>)
+    if (kind_of<T>() == METRALE_BYTES)
         return "bytes";
     constexpr std::string_view words[2][4] = {{"u8", "u16", "u32", "u64"}, {"i8", "i16", "i32", "i64"}};
     return words[std::is_signed_v<T>][sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];

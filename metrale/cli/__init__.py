@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The command ``metrale``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from metrale.errors import MetraleError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status: 0, 1 for a result out of bounds, 2 for an error."""
+    options = _parser().parse_args(arguments)
+    # Each command imports what it needs: `metrale info` must work where a part of the package does not.
+    try:
+        if options.command == "info":
+            from metrale.cli.info import info
+
+            return info(as_json=options.json)
+        if options.command == "kernels":
+            from metrale.cli.kernels import build
+
+            return build(options.arch, options.modules)
+        if options.command == "demo":
+            from metrale.cli.demo import demo
+
+            return demo(options.model, options.layer, options.tokens, options.seed, options.json)
+        from metrale.cli.verify import verify
+
+        return verify(options.model, options.layer, options.tokens, options.seed, options.json)
+    except (MetraleError, OSError) as error:
+        print(f"metrale {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="metrale", description="CUDA kernel launches and GPU memory, audited.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    info = commands.add_parser("info", help="devices, driver, versions, backends, cache")
+    info.add_argument("--json", action="store_true")
+
+    demo = commands.add_parser("demo", help="route and run tokens through a MoE layer, beside the float64 reference")
+    demo.add_argument("model", nargs="?", metavar="MODEL.gguf", help="default: a small layer of random weights")
+    verify = commands.add_parser("verify", help="every stage of a MoE layer against float64; exit 1 if one is off")
+    verify.add_argument("model", metavar="MODEL.gguf")
+    for command in (demo, verify):
+        command.add_argument("--layer", type=_count, default=0, metavar="N")
+        command.add_argument("--tokens", type=_positive, default=8, metavar="N")
+        command.add_argument("--seed", type=_count, default=0, metavar="S", help="of the tokens (default 0)")
+        command.add_argument("--json", action="store_true")
+
+    kernels = commands.add_parser("kernels", help="compile kernels ahead of time")
+    actions = kernels.add_subparsers(dest="action", required=True)
+    build = actions.add_parser("build", help="compile modules into the cache; needs no GPU")
+    build.add_argument("--arch", action="append", required=True, metavar="sm_90a", help="may be given several times")
+    build.add_argument("modules", nargs="*", metavar="MODULE", help="default: all")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed: 0 or more")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed: 1 or more")
+    return value

@@ -3,21 +3,44 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from metrale.errors import malformed, refuse
-from metrale.formats.gguf import GgufFile, Tensor
-from metrale.formats.kquant import BF16, F32, Q2_K, Q3_K
+from metrale.formats.gguf import GgufFile
+from metrale.formats.kquant import BF16, F32, Q2_K, Q3_K, QuantType
 
-__all__ = ["MoeLayerSpec", "moe_layer_spec"]
+__all__ = ["MoeLayerSpec", "StoredTensor", "moe_layer_spec"]
 
 ARCHITECTURE = "deepseek41"
 SCORING_FUNC = "sqrtsoftplus"
 SHARED_TYPES = (BF16, Q2_K, Q3_K)
 
 
+class StoredTensor(Protocol):
+    """A tensor's stored bytes: a `Tensor` of a file, or one made in memory."""
+
+    @property
+    def type(self) -> QuantType:
+        """How a row is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major, outermost first."""
+
+    @property
+    def data(self) -> memoryview:
+        """All bytes."""
+
+    def slice(self, index: int) -> memoryview:
+        """The bytes of one index of the outermost dim."""
+
+    def numpy(self) -> Any:
+        """As an array: f32, bf16 bits as uint16, or uint8 `[..., row bytes]`."""
+
+
 @dataclass(frozen=True, slots=True)
 class MoeLayerSpec:
-    """One MoE layer: its numbers, and handles to its tensors (valid while the file is open).
+    """One MoE layer: its numbers, and handles to its tensors (those of a file are valid while it is open).
 
     A limit of 0 means no clamp. `gate_temp` has no key in the file.
     """
@@ -32,19 +55,19 @@ class MoeLayerSpec:
     norm_topk_prob: bool
     swiglu_limit: float
     shared_swiglu_limit: float
-    router: Tensor
+    router: StoredTensor
     """bf16 `[n_routed, dim]`"""
-    bias: Tensor
+    bias: StoredTensor
     """f32 `[n_routed]`, added to the scores for the choice of experts only"""
-    gate: Tensor
+    gate: StoredTensor
     """Q2_K `[n_routed, inter, dim]`, as is `up`"""
-    up: Tensor
-    down: Tensor
+    up: StoredTensor
+    down: StoredTensor
     """Q3_K `[n_routed, dim, inter]`"""
-    shared_gate: Tensor
+    shared_gate: StoredTensor
     """bf16, Q2_K or Q3_K `[shared_inter, dim]`, as is `shared_up`"""
-    shared_up: Tensor
-    shared_down: Tensor
+    shared_up: StoredTensor
+    shared_down: StoredTensor
     """bf16, Q2_K or Q3_K `[dim, shared_inter]`"""
     gate_temp: float = 1.0
 

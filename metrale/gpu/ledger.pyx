@@ -20,6 +20,7 @@ cdef extern from "Python.h":
     PyCodeObject* PyFrame_GetCode(PyFrameObject* frame)        # new
 
 cdef str _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+cdef str _COMMANDS = os.path.join(_PACKAGE, "cli") + os.sep     # a caller like any other
 cdef size_t _KEEP_FREED = 1024
 
 
@@ -129,7 +130,7 @@ cdef tuple call_site():
         line = PyFrame_GetLineNumber(frame)
         Py_XDECREF(code)
         back = NULL
-        if file.startswith(_PACKAGE):
+        if file.startswith(_PACKAGE) and not file.startswith(_COMMANDS):
             back = PyFrame_GetBack(frame)
         Py_XDECREF(<PyObject*>frame)
         frame = back

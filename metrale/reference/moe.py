@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metrale.errors import refuse
-from metrale.formats.deepseek41 import MoeLayerSpec
-from metrale.formats.gguf import Tensor
+from metrale.formats.deepseek41 import MoeLayerSpec, StoredTensor
 from metrale.formats.kquant import BF16, QuantType
 from metrale.reference.bf16 import bf16_bits, bf16_round, bf16_values
 from metrale.reference.dense import dense_gemm
@@ -181,7 +180,7 @@ class Matrix:
     raw: npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Self:
+    def of(cls, tensor: StoredTensor) -> Self:
         """Over a tensor's bytes, without a copy."""
         return cls(tensor.type, tensor.numpy())
 

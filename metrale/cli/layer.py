@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A MoE layer on the device and its reference beside it, for ``demo`` and ``verify``."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import metrale
+from metrale.formats.deepseek41 import MoeLayerSpec, moe_layer_spec
+from metrale.formats.gguf import GgufFile
+from metrale.formats.load import upload_moe_layer
+from metrale.formats.synthetic import random_moe_layer
+from metrale.gpu import GpuBackend
+from metrale.moe_v41 import MoeV41
+from metrale.reference import moe as reference
+from metrale.reference.bf16 import bf16_bits
+
+__all__ = ["OUTPUT_BOUND", "WEIGHT_BOUND", "LayerUnderTest", "open_layer", "relative_l2", "tokens"]
+
+WEIGHT_BOUND = 1e-5
+"""Largest error of a routing weight."""
+OUTPUT_BOUND = 2.5e-3
+"""Largest relative L2 error of a bf16 vector against float64 of what its kernel reads."""
+
+
+@dataclass(frozen=True)
+class LayerUnderTest:
+    """An open backend, a layer on it, and the same layer as the reference sees it."""
+
+    gpu: GpuBackend
+    title: str
+    spec: MoeLayerSpec
+    moe: MoeV41
+    oracle: reference.MoeLayer
+
+    @property
+    def layer(self) -> int:
+        """The layer's number."""
+        return self.spec.layer
+
+    def read(self, name: str, dtype: str, *shape: int) -> npt.NDArray[Any]:
+        """The first elements of a workspace buffer, as an array of that shape."""
+        out = np.empty(shape, dtype)
+        self.gpu.copy_d2h(self.moe.buffer(name), out)
+        return out
+
+
+@contextmanager
+def open_layer(model: str | None, layer: int) -> Iterator[LayerUnderTest]:
+    """Load a layer of a file (None: one of random weights) onto the device there is; all is given back at the end."""
+    with ExitStack() as stack:
+        if model is None:
+            spec = random_moe_layer(0, layer=layer, dim=512, inter=256, n_routed=16, topk=4)
+            title = "random weights"
+        else:
+            spec = moe_layer_spec(stack.enter_context(GgufFile(model)), layer)
+            title = model
+        gpu = stack.enter_context(metrale.open())
+        loaded = upload_moe_layer(gpu, spec)
+        stack.callback(loaded.free)
+        moe = MoeV41(gpu, loaded.cfg)
+        stack.callback(moe.free)
+        moe.add_layer(layer, loaded.weights, loaded.experts)
+        yield LayerUnderTest(gpu, title, spec, moe, reference.MoeLayer.of(spec))
+
+
+def tokens(seed: int, count: int, dim: int) -> npt.NDArray[np.uint16]:
+    """``count`` normally distributed tokens, bf16 bits ``[count, dim]``."""
+    return bf16_bits(np.random.default_rng(seed).standard_normal((count, dim)))
+
+
+def relative_l2(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """``|got - expected| / |expected|``; infinity if anything is not finite."""
+    difference = np.linalg.norm(np.asarray(got, np.float64) - expected)
+    error = float(difference / max(float(np.linalg.norm(expected)), np.finfo(np.float64).tiny))
+    return error if np.isfinite(error) else float("inf")

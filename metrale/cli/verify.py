@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""``metrale verify``: every stage of a MoE layer against float64 of what the stage read."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from metrale.cli.layer import OUTPUT_BOUND, WEIGHT_BOUND, LayerUnderTest, open_layer, relative_l2, tokens
+from metrale.formats.kquant import BF16, kquant_q8_1_rows_bytes
+from metrale.reference import kquant, moe
+from metrale.reference.bf16 import bf16_round, bf16_values
+
+__all__ = ["verify"]
+
+LOGIT_BOUND = 1e-5
+"""Relative L2 error of the router's f32 logits."""
+
+
+class Check(NamedTuple):
+    """A stage's error, in the unit that its bound has."""
+
+    stage: str
+    error: float
+    bound: float
+    unit: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the error is within the bound."""
+        return self.error <= self.bound
+
+
+def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
+    """Check ``count`` tokens; 1 if a stage is out of bounds, else 0."""
+    worst: dict[str, Check] = {}
+    with open_layer(model, layer) as run:
+        for x in tokens(seed, count, run.spec.dim):
+            with run.gpu.upload(x, "verify.x") as staged:
+                for check in _stages(run, x, staged):
+                    if check.stage not in worst or check.error > worst[check.stage].error:
+                        worst[check.stage] = check
+        name = run.gpu.name
+    good = all(check.ok for check in worst.values())
+    if as_json:
+        stages = [check._asdict() | {"ok": check.ok} for check in worst.values()]
+        facts = {"device": name, "model": model, "layer": layer, "tokens": count, "seed": seed}
+        print(json.dumps(facts | {"stages": stages, "ok": good}, indent=2))
+        return 0 if good else 1
+    print(f"{name}: {model}, layer {layer}, worst of {count} tokens\n")
+    for check in worst.values():
+        verdict = "ok" if check.ok else "OUT OF BOUNDS"
+        print(f"{check.stage:<18} {check.error:>9.2e}  bound {check.bound:<8g} {check.unit:<24} {verdict}")
+    return 0 if good else 1
+
+
+def _stages(run: LayerUnderTest, x: npt.NDArray[np.uint16], staged: Any) -> Iterator[Check]:
+    """Run a token and compare every buffer of the workspace with float64 of the buffers it came from."""
+    gpu, spec, oracle, k = run.gpu, run.spec, run.oracle, run.spec.topk
+    dim, inter, shared = spec.dim, spec.inter, spec.shared_inter
+    run.moe.forward(run.layer, staged, selection="host", side_stream=False)
+    gpu.synchronize()
+    by_host = run.read("out", "uint16", dim)
+    run.moe.forward(run.layer, staged)
+    picked = run.moe.routed(run.layer)
+    out = run.read("out", "uint16", dim)
+
+    logits = run.read("logits", "float32", spec.n_routed)
+    yield Check("logits", relative_l2(logits, moe.router_logits(x[None], oracle.router)[0]), LOGIT_BOUND, "relative L2")
+    route = oracle.route(logits)
+    yield Check("picks", float((picked.picks != route.picks).sum()), 0, "picks that differ")
+    yield Check("weights", float(np.abs(picked.weights - route.weights).max()), WEIGHT_BOUND, "largest difference")
+
+    x_q8 = _q8_rows(run.read("a_q8", "uint8", kquant_q8_1_rows_bytes(1, dim)), 1)
+    yield _q8_check("x as q8_1", x_q8, x[None])
+    both = bf16_values(run.read("gate_out", "uint16", 2 * k, inter))
+    plan = np.sort(picked.picks)
+    for stage, got, matrix in (("gate", both[:k], oracle.gate), ("up", both[k:], oracle.up)):
+        expected = np.array([matrix[e].values() @ x_q8.values()[0] for e in plan])
+        yield _vector(stage, got, expected)
+    plan_w = run.read("weight_dev", "float32", k)
+    h_bits = run.read("h", "uint16", k, inter)
+    yield _vector("swiglu", bf16_values(h_bits), moe.swiglu(both[:k], both[k:], plan_w, spec.swiglu_limit))
+    h_q8 = _q8_rows(run.read("h_q8", "uint8", kquant_q8_1_rows_bytes(k, inter)), k)
+    yield _q8_check("h as q8_1", h_q8, h_bits)
+    down_bits = run.read("down_out", "uint16", k, dim)
+    expected = np.array([oracle.down[e].values() @ row for e, row in zip(plan, h_q8.values(), strict=True)])
+    yield _vector("down", bf16_values(down_bits), expected)
+
+    sg, su, sh_bits = (run.read(name, "uint16", shared) for name in ("sg", "su", "sh"))
+    sd_bits = run.read("sd", "uint16", dim)
+    for stage, got, matrix in (("shared gate", sg, oracle.shared_gate), ("shared up", su, oracle.shared_up)):
+        seen = bf16_values(x) if matrix.kind is BF16 else x_q8.values()[0]
+        yield _vector(stage, bf16_values(got), matrix.values() @ seen)
+    rows = moe.swiglu(bf16_values(sg)[None], bf16_values(su)[None], None, spec.shared_swiglu_limit)
+    yield _vector("shared swiglu", bf16_values(sh_bits), rows[0])
+    seen = bf16_values(sh_bits)
+    if oracle.shared_down.kind is not BF16:
+        seen = kquant.quantize_q8_1_rows(sh_bits[None]).values()[0]
+    yield _vector("shared down", bf16_values(sd_bits), oracle.shared_down.values() @ seen)
+
+    acc = moe.accumulate(moe.sum_rows(np.zeros(dim, np.float32), down_bits), sd_bits)
+    yield Check("sum", float((bf16_values(out) != bf16_round(acc)).sum()), 0, "values that differ")
+    yield Check("host selection", float((out != by_host).sum()), 0, "values that differ")
+    yield _vector("layer", bf16_values(out), moe.moe_layer_quantised(oracle, x).out)
+
+
+def _vector(stage: str, got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Check:
+    return Check(stage, relative_l2(got, expected), OUTPUT_BOUND, "relative L2")
+
+
+def _q8_rows(stored: npt.NDArray[np.uint8], rows: int) -> kquant.Q8Rows:
+    """q8_1 rows as the device stored them."""
+    blocks = stored.reshape(rows, -1, 36)
+    halves = np.ascontiguousarray(blocks[..., :4]).view(np.uint16)
+    d_bits, sum_bits = halves[..., 0], halves[..., 1]
+    scales = d_bits.view(np.float16).astype(np.float32)
+    return kquant.Q8Rows(scales, d_bits, sum_bits, blocks[..., 4:].view(np.int8), stored.reshape(rows, -1))
+
+
+def _q8_check(stage: str, got: kquant.Q8Rows, x: npt.NDArray[np.uint16]) -> Check:
+    """Scales and ints to the byte. The sums, which no GEMV reads, are left to the kernel's own tests."""
+    expected = kquant.quantize_q8_1_rows(x)
+    differ = (got.q != expected.q).sum() + (got.d_bits != expected.d_bits).sum()
+    return Check(stage, float(differ), 0, "scales, ints that differ")
