@@ -17,7 +17,8 @@ using uint64_t = unsigned long long;
 #endif
 
 #ifdef METRALE_HOST
-#define METRALE_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(metrale::host::dynamic_shared())
+#define METRALE_DYNAMIC_SHARED(type, name)                                                                   \
+    type* const name = static_cast<type*>(metrale::host::dynamic_shared())
 #else
 // One raw symbol in a translation unit: its kernels may differ in the element type.
 #define METRALE_DYNAMIC_SHARED(type, name)                                                                   \

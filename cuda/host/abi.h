@@ -20,7 +20,8 @@ enum { METRALE_FORWARD = 0, METRALE_REVERSED = 1, METRALE_SHUFFLED = 2 };
 typedef struct {
     const char* name;
     uint8_t kind;
-    uint32_t size; /* bytes */
+    uint8_t is_signed; /* of an integer */
+    uint32_t size;     /* bytes */
 } metrale_param;
 
 typedef struct {

@@ -25,7 +25,9 @@ unsigned lane_index() { return worker->lane(); }
 void* dynamic_shared() { return worker->shared(); }
 void fail(const char* what) { worker->fail(what); }
 void fail_at(const Site& site, const char* what) { worker->fail_at(site, what); }
-int meet_block(const Site& site, Vote vote, int predicate) { return worker->meet_block(site, vote, predicate); }
+int meet_block(const Site& site, Vote vote, int predicate) {
+    return worker->meet_block(site, vote, predicate);
+}
 uint64_t meet_warp(const Site& site, unsigned mask, Combine combine, uint64_t value, unsigned source,
                    bool exits_count) {
     return worker->meet_warp(site, mask, combine, value, source, exits_count);
@@ -96,7 +98,7 @@ bool Worker::run_block(uint3 block, uint64_t number) {
 // Where every stack begins, and where it comes back to when no thread sleeps on it any more.
 void Worker::run_stack() {
     Worker& self = *worker;
-    StackPool::entered(self.main_);
+    StackPool::enter();
     for (;;) {
         while (!self.ready_.first && self.begun_ < self.threads_.size())
             self.begin(self.threads_[self.sequence_[self.begun_++]]);

@@ -71,9 +71,10 @@ struct Warp {
     Meeting open[kWarp]; // masks of meetings may overlap: some lanes can meet while the others wait for them
 };
 
-// A worker keeps its stacks and shared memory from block to block. Threads run one at a time: a thread that sleeps
-// hands over to the first that is ready, else to the first that has not begun. Threads that have not begun run as
-// calls on one stack, which stays with a thread only when it sleeps: a kernel without barriers switches once a block.
+// A worker keeps its stacks and shared memory from block to block. Threads run one at a time: a thread that
+// sleeps hands over to the first that is ready, else to the first that has not begun. Threads that have not
+// begun run as calls on one stack, which stays with a thread only when it sleeps: a kernel without barriers
+// switches once a block.
 class Worker {
 public:
     Worker();

@@ -4,10 +4,10 @@
 
     python build.py -o libmetrale_host.so A.cu B.cu ...
 
-The library holds the runtime too; abi.h is its interface, a source's file stem the module name of its kernels. This is
-the only place that knows how: the wheel, the sanitizer builds and tests with kernels of their own call it, as a
-program or as a module (`build`). It needs a C++17 compiler, CUDA's headers (no toolkit) and nothing beyond the
-standard library.
+The library holds the runtime too; abi.h is its interface, a source's file stem the module name of its
+kernels. This is the only place that knows how: the wheel, the sanitizer builds and tests with kernels of their
+own call it, as a program or as a module (`build`). It needs a C++17 compiler, CUDA's headers (no toolkit) and
+nothing beyond the standard library.
 """
 
 import argparse
@@ -24,7 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RUNTIME = tuple(HERE / name for name in ("block.cpp", "meetings.cpp", "combine.cpp", "fiber.cpp", "shared.cpp", "launch.cpp"))
+RUNTIME = tuple(
+    HERE / name for name in ("block.cpp", "meetings.cpp", "combine.cpp", "fiber.cpp", "shared.cpp", "launch.cpp")
+)
 
 FLAGS = (
     "-std=c++17",
@@ -66,9 +68,10 @@ def build(
 ) -> dict[str, dict[str, tuple[tuple[str, str], ...]]]:
     """Builds `output` from .cu files and returns `{module: {kernel: ((parameter, kind), ...)}}`.
 
-    sanitize: a list for the compiler's -fsanitize. static_shared: shared memory is plain globals and one thread runs
-    all blocks, for the address sanitizer, which does not watch thread-local arrays. signatures: a Python file to write
-    with the returned value as KERNELS. depfile: a make file to write with what the library depends on.
+    sanitize: a list for the compiler's -fsanitize. static_shared: shared memory is plain globals and one thread
+    runs all blocks, for the address sanitizer, which does not watch thread-local arrays. signatures: a Python
+    file to write with the returned value as KERNELS. depfile: a make file to write with what the library depends
+    on.
     """
     units = {Path(source).stem: Path(source).resolve() for source in sources}
     compiler = find_compiler(cxx)
@@ -80,7 +83,8 @@ def build(
     flags += [f"-I{path}" for path in (HERE.parent, HERE, *include)]
     flags += [f"-isystem{path}" for path in find_cuda_include(cuda_include)]
 
-    with tempfile.TemporaryDirectory(prefix="metrale-") as folder, ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+    pool = ThreadPoolExecutor(jobs or os.cpu_count())
+    with tempfile.TemporaryDirectory(prefix="metrale-") as folder, pool:
         scratch = Path(folder)
 
         def compile_unit(source: Path, origin: Path) -> Path:
@@ -88,7 +92,11 @@ def build(
             _run(
                 *(*compiler, *flags, "-c", source, "-o", target, "-MD", "-MF", target.with_suffix(".d")),
                 # The library is the same wherever it is built.
-                *(f"-frandom-seed={source.stem}", f"-ffile-prefix-map={scratch}/=", f"-ffile-prefix-map={origin.parent}/="),
+                *(
+                    f"-frandom-seed={source.stem}",
+                    f"-ffile-prefix-map={scratch}/=",
+                    f"-ffile-prefix-map={origin.parent}/=",
+                ),
             )
             return target
 
@@ -98,10 +106,15 @@ def build(
             unit.write_text(_unit(module, source, kernels))
             return compile_unit(unit, source), kernels
 
+        modules = [pool.submit(compile_module, name, source) for name, source in units.items()]
         runtime = [pool.submit(compile_unit, source, source) for source in RUNTIME]
-        modules = {name: pool.submit(compile_module, name, source) for name, source in units.items()}
-        objects = [future.result()[0] for future in modules.values()] + [future.result() for future in runtime]
-        kernels = {name: future.result()[1] for name, future in modules.items()}
+        try:
+            compiled = [future.result() for future in modules]
+            objects = [unit for unit, _ in compiled] + [future.result() for future in runtime]
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+        kernels = {name: parsed for name, (_, parsed) in zip(units, compiled, strict=True)}
         unfinished = scratch / "library"
         _run(*compiler, *flags, *LINK_FLAGS, *objects, "-o", unfinished)
         shutil.move(unfinished, output)
@@ -121,7 +134,7 @@ def find_compiler(cxx: str | None = None) -> list[str]:
 
 
 def find_cuda_include(given: str | os.PathLike | None = None) -> list[Path]:
-    """The folders of CUDA's headers: the one given, else the first of the wheels' and a toolkit's that has them all."""
+    """The folders of CUDA's headers: the one given, else the first complete one of the wheels' and a toolkit's."""
     candidates = [Path(given)] if given else [*_wheels(), *_toolkits()]
     incomplete = []
     for folder in candidates:
@@ -136,6 +149,17 @@ def find_cuda_include(given: str | os.PathLike | None = None) -> list[Path]:
         raise BuildError("\n".join(incomplete))
     where = ", ".join(map(str, candidates)) or "no toolkit, and no wheel on sys.path"
     raise BuildError(f"CUDA's headers are missing ({where}): pip install {' '.join(HEADERS.values())}")
+
+
+def sanitizer_environment(cxx: str | None = None) -> dict[str, str]:
+    """What Python needs in its environment to load a library that is built with the address sanitizer."""
+    compiler = find_compiler(cxx)
+    # Preloaded, as Python is not built with it; and the C++ library, whose __cxa_throw it looks for as it starts.
+    names = ("libasan.so", "libstdc++.so")
+    libraries = (_run(*compiler, f"-print-file-name={name}").strip() for name in names)
+    # Python leaks by intent; uses after return are found by moving variables off the stacks that are switched.
+    options = "detect_leaks=0:detect_stack_use_after_return=0"
+    return {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}
 
 
 def _wheels() -> Iterator[Path]:
@@ -156,7 +180,18 @@ def _toolkits() -> list[Path]:
 
 def _kernels(compiler: Sequence[str], flags: Sequence[str], source: Path) -> dict:
     signatures = _signature_parser()
-    text = _run(*compiler, *flags, "-E", "-P", "-x", "c++", "-D__global__=__global__", "-include", "metrale_host.h", source)
+    text = _run(
+        *compiler,
+        *flags,
+        "-E",
+        "-P",
+        "-x",
+        "c++",
+        "-D__global__=__global__",
+        "-include",
+        "metrale_host.h",
+        source,
+    )
     try:
         kernels = signatures.parse(text)
     except signatures.SignatureError as error:
@@ -167,7 +202,7 @@ def _kernels(compiler: Sequence[str], flags: Sequence[str], source: Path) -> dic
 
 
 def _signature_parser():
-    """metrale/gpu/signatures.py, without importing the package, which need not be built. Installed, cuda/ is in it."""
+    """metrale/gpu/signatures.py, without importing the package, which need not be built (installed, it holds us)."""
     for root in (HERE.parents[1] / "metrale", HERE.parents[1]):
         path = root / "gpu" / "signatures.py"
         if path.is_file():
@@ -184,15 +219,15 @@ def _unit(module: str, source: Path, kernels: dict) -> str:
     def listed(words: Iterable[str]) -> str:
         return "{" + ", ".join(f'"{word}"' for word in words) + "}"
 
-    checks = "".join(
-        f"static_assert(metrale::host::takes({name}, {listed(kind for _, kind in parameters)}),\n"
-        f'              "{name}: its C++ signature differs from the parsed one");\n'
-        for name, parameters in kernels.items()
-    )
-    entries = "".join(
-        f'    metrale::host::describe("{module}", "{name}", {name}, {listed(parameter for parameter, _ in parameters)}),\n'
-        for name, parameters in kernels.items()
-    )
+    checks = entries = ""
+    for kernel, parameters in kernels.items():
+        kinds = listed(kind for _, kind in parameters)
+        names = listed(name for name, _ in parameters)
+        checks += (
+            f"static_assert(metrale::host::takes({kernel}, {kinds}),\n"
+            f'              "{kernel}: its C++ signature differs from the parsed one");\n'
+        )
+        entries += f'    metrale::host::describe("{module}", "{kernel}", {kernel}, {names}),\n'
     return (
         f'#include "metrale_host.h"\n#include "registry.h"\n#include "{source}"\n\n{checks}\n'
         f"static const metrale::host::Registrar registrar({{\n{entries}}});\n"
@@ -200,7 +235,10 @@ def _unit(module: str, source: Path, kernels: dict) -> str:
 
 
 def _signature_file(kernels: dict) -> str:
-    lines = ['"""Parameters of every kernel: {module: {kernel: ((name, kind), ...)}}. Written by cuda/host/build.py."""', ""]
+    lines = [
+        '"""Parameters of every kernel: {module: {kernel: ((name, kind), ...)}}. Written by cuda/host/build.py."""',
+        "",
+    ]
     lines.append("KERNELS = {")
     for module, entries in kernels.items():
         lines.append(f'    "{module}": {{')
@@ -231,12 +269,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("sources", nargs="+", metavar="SOURCE.cu")
     parser.add_argument("-o", "--output", required=True, metavar="LIBRARY")
     parser.add_argument("--cxx", metavar="COMMAND", help="the C++ compiler (default: $CXX, else g++)")
-    parser.add_argument("--cuda-include", metavar="DIR", help="CUDA's headers (default: a toolkit's, else the wheels')")
+    parser.add_argument("--cuda-include", metavar="DIR", help="CUDA's headers (default: the wheels', else a toolkit's)")
     parser.add_argument("-I", dest="include", action="append", default=[], metavar="DIR")
     parser.add_argument("--sanitize", default="", metavar="LIST", help="as in -fsanitize: address,undefined")
-    parser.add_argument("--static-shared", action="store_true", help="let the address sanitizer watch shared memory")
+    parser.add_argument("--static-shared", action="store_true", help="for the address sanitizer")
     parser.add_argument("--signatures", metavar="FILE.py", help="write the kernels' parameters")
-    parser.add_argument("--depfile", metavar="FILE", help="write what the library depends on, for make and ninja")
+    parser.add_argument("--depfile", metavar="FILE", help="write what the library depends on")
     parser.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: one a core)")
     try:
         build(**vars(parser.parse_args(arguments)))

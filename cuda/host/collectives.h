@@ -11,7 +11,8 @@ namespace metrale::host {
 template <class T, class Operation>
 void combine_reduce(Lanes& lanes, unsigned mask) {
     T total = from_bits<T>(lanes.value[__builtin_ctz(mask)]);
-    for_each_lane(mask & (mask - 1), [&](unsigned lane) { total = Operation()(total, from_bits<T>(lanes.value[lane])); });
+    for_each_lane(mask & (mask - 1),
+                  [&](unsigned lane) { total = Operation()(total, from_bits<T>(lanes.value[lane])); });
     for_each_lane(mask, [&](unsigned lane) { lanes.value[lane] = to_bits(total); });
 }
 
@@ -29,15 +30,21 @@ inline unsigned segment(const Site& site, int width) {
 
 struct Min {
     template <class T>
-    T operator()(T a, T b) const { return b < a ? b : a; }
+    T operator()(T a, T b) const {
+        return b < a ? b : a;
+    }
 };
 struct Max {
     template <class T>
-    T operator()(T a, T b) const { return a < b ? b : a; }
+    T operator()(T a, T b) const {
+        return a < b ? b : a;
+    }
 };
 struct Sum { // wraps, as the hardware's does
     template <class T>
-    T operator()(T a, T b) const { return static_cast<T>(static_cast<unsigned>(a) + static_cast<unsigned>(b)); }
+    T operator()(T a, T b) const {
+        return static_cast<T>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
+    }
 };
 struct And {
     unsigned operator()(unsigned a, unsigned b) const { return a & b; }
@@ -56,7 +63,9 @@ struct Xor {
 #define METRALE_SITE                                                                                         \
     metrale::host::Site { __func__, file, line }
 
-inline void __syncthreads(METRALE_CALLER) { metrale::host::meet_block(METRALE_SITE, metrale::host::Vote::none, 0); }
+inline void __syncthreads(METRALE_CALLER) {
+    metrale::host::meet_block(METRALE_SITE, metrale::host::Vote::none, 0);
+}
 inline int __syncthreads_or(int predicate, METRALE_CALLER) {
     return metrale::host::meet_block(METRALE_SITE, metrale::host::Vote::any, predicate);
 }
@@ -78,7 +87,8 @@ inline int __any_sync(unsigned mask, int predicate, METRALE_CALLER) {
     return metrale::host::meet_warp(METRALE_SITE, mask, metrale::host::combine_ballot, predicate != 0) != 0;
 }
 inline int __all_sync(unsigned mask, int predicate, METRALE_CALLER) {
-    return metrale::host::meet_warp(METRALE_SITE, mask, metrale::host::combine_ballot, predicate != 0) == mask;
+    return metrale::host::meet_warp(METRALE_SITE, mask, metrale::host::combine_ballot, predicate != 0) ==
+           mask;
 }
 
 template <class T>

@@ -41,12 +41,14 @@ struct S8 {
     using Accumulator = int;
     using Product = int;
     static int decode(uint32_t word, unsigned i) { return static_cast<int8_t>(word >> 8 * i); }
-    static int add(int c, int sum) { return static_cast<int>(static_cast<unsigned>(c) + static_cast<unsigned>(sum)); }
+    static int add(int c, int sum) {
+        return static_cast<int>(static_cast<unsigned>(c) + static_cast<unsigned>(sum));
+    }
 };
 
-// PTX ISA, "Matrix fragments for mma.m16n8k16 and mma.m16n8k32": lane = 4 * group + quad. Word i of A holds row
-// group + 8 * (i & 1), word i of B column group; both hold the per_word values of k from per_word * quad, + k / 2 for
-// the upper words. d[i] is row group + 8 * (i >> 1), column 2 * quad + (i & 1).
+// PTX ISA, "Matrix fragments for mma.m16n8k16 and mma.m16n8k32": lane = 4 * group + quad. Word i of A holds
+// row group + 8 * (i & 1), word i of B column group; both hold the per_word values of k from per_word * quad,
+// + k / 2 for the upper words. d[i] is row group + 8 * (i >> 1), column 2 * quad + (i & 1).
 template <class Format>
 void combine_mma(Lanes& lanes, unsigned) {
     constexpr unsigned k = Format::k, per_word = Format::per_word;

@@ -39,11 +39,25 @@ size_t page_bytes() {
 
 size_t slot_bytes() { return page_bytes() + kStackBytes; }
 
+#ifdef METRALE_ASAN
+__thread Stack* left; // the stack that was switched away from last
+
+// Tells the sanitizer that a switch is over, and learns from it where the stack that was left lies: of the
+// operating system thread's own stack nobody else says so.
+void arrive(void* sanitizer) {
+    const void* memory;
+    __sanitizer_finish_switch_fiber(sanitizer, &memory, &left->bytes);
+    left->memory = static_cast<char*>(const_cast<void*>(memory));
+}
+#else
+void arrive(void*) {}
+#endif
+
 } // namespace
 
 #ifndef METRALE_UCONTEXT_SWITCH
-// Keeps what the System V ABI asks a callee to keep, but for the floating-point control words, which kernels do
-// not change.
+// Keeps what the System V ABI asks a callee to keep, but for the floating-point control words, which kernels
+// do not change.
 extern "C" void metrale_switch_stack(void** from, void* to);
 __asm__(R"(
     .pushsection .text
@@ -74,6 +88,7 @@ metrale_switch_stack:
 
 void switch_stack(Stack& from, Stack& to) {
 #ifdef METRALE_ASAN
+    left = &from;
     __sanitizer_start_switch_fiber(&from.sanitizer, to.memory, to.bytes);
 #endif
 #ifdef METRALE_UCONTEXT_SWITCH
@@ -81,18 +96,10 @@ void switch_stack(Stack& from, Stack& to) {
 #else
     metrale_switch_stack(&from.pointer, to.pointer);
 #endif
-#ifdef METRALE_ASAN
-    __sanitizer_finish_switch_fiber(from.sanitizer, nullptr, nullptr);
-#endif
+    arrive(from.sanitizer);
 }
 
-void StackPool::entered([[maybe_unused]] Stack& from) {
-#ifdef METRALE_ASAN
-    const void* memory;
-    __sanitizer_finish_switch_fiber(nullptr, &memory, &from.bytes);
-    from.memory = static_cast<char*>(const_cast<void*>(memory));
-#endif
-}
+void StackPool::enter() { arrive(nullptr); }
 
 StackPool::~StackPool() {
     for (char* chunk : chunks_)
@@ -140,8 +147,8 @@ void StackPool::rewind(Stack& stack, size_t number) {
     stack.context.uc_link = nullptr;
     makecontext(&stack.context, entry_, 0);
 #else
-    // What the switch takes: six registers, and where it returns to. The zero above is where `entry` would return
-    // to; it ends a debugger's walk, and leaves the stack pointer 8 modulo 16, as a call does.
+    // What the switch takes: six registers, and where it returns to. The zero above is where `entry` would
+    // return to; it ends a debugger's walk, and leaves the stack pointer 8 modulo 16, as a call does.
     auto* top = reinterpret_cast<uintptr_t*>(stack.memory + usable) - 8;
     std::fill_n(top, 8, 0);
     top[6] = reinterpret_cast<uintptr_t>(entry_);

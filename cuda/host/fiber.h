@@ -38,8 +38,8 @@ public:
 
     Stack& take();
     void give(Stack& stack) { free_.push_back(&stack); }
-    // The first thing `entry` does: tells the address sanitizer where it came from.
-    static void entered(Stack& from);
+    // The first thing that `entry` calls.
+    static void enter();
     // Takes every stack back, whatever slept on it, to begin anew.
     void reclaim();
 

@@ -7,10 +7,10 @@
 #include "meetings.h"
 
 #include <climits>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <features.h>
+#include <math.h> // and not <cmath>: kernels say isnan without std
 
 namespace metrale::host {
 
@@ -91,7 +91,9 @@ inline double __longlong_as_double(long long x) { return metrale::host::bit_copy
 
 // --- integers ---
 inline int __mulhi(int a, int b) { return static_cast<int>(static_cast<int64_t>(a) * b >> 32); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+    return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32);
+}
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
@@ -113,8 +115,9 @@ inline unsigned __vsub4(unsigned a, unsigned b) {
     return metrale::host::each_byte<uint8_t>(a, b, [](int x, int y) { return x - y; });
 }
 inline unsigned __vsubss4(unsigned a, unsigned b) {
-    return metrale::host::each_byte<int8_t>(
-        a, b, [](int x, int y) { return x - y > 127 ? 127 : x - y < -128 ? -128 : x - y; });
+    return metrale::host::each_byte<int8_t>(a, b, [](int x, int y) {
+        return x - y > 127 ? 127 : x - y < -128 ? -128 : x - y;
+    });
 }
 
 // --- floats ---
@@ -134,7 +137,7 @@ inline float __powf(float x, float y) { return powf(x, y); }
 inline float __sinf(float x) { return sinf(x); }
 inline float __cosf(float x) { return cosf(x); }
 inline float __saturatef(float x) { return x > 0.0f ? x < 1.0f ? x : 1.0f : 0.0f; } // NaN gives 0
-#if !defined(__GLIBC__) || !__GLIBC_PREREQ(2, 42)                                   // C23 names, in later C libraries
+#if !defined(__GLIBC__) || !__GLIBC_PREREQ(2, 42) // C23 names, in later C libraries
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 #endif

@@ -25,7 +25,8 @@ constexpr uint32_t kMaxGrid[3] = {0x7fffffff, 0xffff, 0xffff};
 #ifdef METRALE_STATIC_SHARED
 constexpr uint32_t kMaxWorkers = 1;
 #else
-// A guarded stack is two of the 65,530 mappings that Linux allows a process, and a worker may need 1024 stacks.
+// A guarded stack is two of the 65,530 mappings that Linux allows a process, and a worker may need 1024
+// stacks.
 constexpr uint32_t kMaxWorkers = 24;
 #endif
 // A grid of fewer threads is over before a sleeping worker is up.
@@ -36,8 +37,8 @@ std::vector<metrale_host_kernel>& registry() {
     return kernels;
 }
 
-// A grid on its way. Blocks are claimed by position, in order, so that every block before a failed one is run, and
-// the failure told is the first one's, whoever ran it.
+// A grid on its way. Blocks are claimed by position, in order, so that every block before a failed one is
+// run, and the failure told is the first one's, whoever ran it.
 class Grid {
 public:
     explicit Grid(const Launch& launch) : launch_(launch) {
@@ -69,7 +70,8 @@ public:
                 }
             }
         } catch (const std::bad_alloc&) {
-            error = "kernel " + std::string(launch_.kernel.name) + ": out of memory for stacks or shared memory";
+            error =
+                "kernel " + std::string(launch_.kernel.name) + ": out of memory for stacks or shared memory";
         }
         if (error.empty())
             return;
@@ -99,8 +101,8 @@ private:
     std::string error_;
 };
 
-// Threads that help one launch at a time; others do without. It is never destroyed: its threads sleep in it until
-// the process ends. A forked child, which has none of them, gets another.
+// Threads that help one launch at a time; others do without. It is never destroyed: its threads sleep in it
+// until the process ends. A forked child, which has none of them, gets another.
 class Helpers {
 public:
     static Helpers& instance() {
@@ -195,8 +197,8 @@ std::string refuse(const metrale_host_config& config) {
         return "the block " + extent(config.block) + " is outside 1 to " + extent(kMaxBlock);
     const uint64_t threads = uint64_t{config.block[0]} * config.block[1] * config.block[2];
     if (threads > kMaxThreads)
-        return "the block " + extent(config.block) + " has " + std::to_string(threads) + " threads, over the limit of " +
-               std::to_string(kMaxThreads);
+        return "the block " + extent(config.block) + " has " + std::to_string(threads) +
+               " threads, over the limit of " + std::to_string(kMaxThreads);
     if (config.shared_bytes > kMaxSharedBytes)
         return std::to_string(config.shared_bytes) + " bytes of shared memory are over the limit of " +
                std::to_string(kMaxSharedBytes);
@@ -216,7 +218,8 @@ std::string launch(const Launch& launch) {
 #endif
     static const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
     Grid grid(launch);
-    uint64_t workers = std::min<uint64_t>({config.workers ? config.workers : cores, kMaxWorkers, grid.count()});
+    uint64_t workers =
+        std::min<uint64_t>({config.workers ? config.workers : cores, kMaxWorkers, grid.count()});
     if (grid.count() * config.block[0] * config.block[1] * config.block[2] < kThreadsWorthHelp)
         workers = 1;
 

@@ -14,11 +14,13 @@ bool same_call(const Site& a, const Site& b) { return a.name == b.name && a.line
 
 std::string to_string(const Site& site) {
     const char* slash = std::strrchr(site.file, '/');
-    return std::string(site.name) + " (" + (slash ? slash + 1 : site.file) + ":" + std::to_string(site.line) + ")";
+    return std::string(site.name) + " (" + (slash ? slash + 1 : site.file) + ":" + std::to_string(site.line) +
+           ")";
 }
 
 std::string to_string(uint3 index) {
-    return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
+    return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) +
+           ")";
 }
 
 std::string in_mask(unsigned mask) {
@@ -29,7 +31,9 @@ std::string in_mask(unsigned mask) {
 
 } // namespace
 
-void Worker::fail_at(const Site& site, const std::string& what) { fail("is at " + to_string(site) + ": " + what); }
+void Worker::fail_at(const Site& site, const std::string& what) {
+    fail("is at " + to_string(site) + ": " + what);
+}
 
 int Worker::meet_block(const Site& site, Vote vote, int predicate) {
     if (!meeting_.arrived)
@@ -112,7 +116,8 @@ std::string Worker::absentee(unsigned rank) const {
         return "lane " + std::to_string(rank % kWarp) + " (not in the block)";
     const Thread& thread = threads_[rank];
     return "thread " + to_string(thread.index) +
-           (thread.state == Thread::State::exited ? " (exited)" : " (waits at " + to_string(*thread.site) + ")");
+           (thread.state == Thread::State::exited ? " (exited)"
+                                                  : " (waits at " + to_string(*thread.site) + ")");
 }
 
 // Every live thread sleeps. Tells of a sleeper at the block's barrier, or else of any.
@@ -129,13 +134,13 @@ std::string Worker::explain_deadlock() {
                 absent.push_back(thread.rank);
     } else {
         const Warp& warp = warp_of(*sleeper);
-        const unsigned self = 1u << sleeper->rank % kWarp, excused = launch_->config.strict ? warp.absent : warp.exited;
+        const unsigned self = 1u << sleeper->rank % kWarp,
+                       excused = launch_->config.strict ? warp.absent : warp.exited;
         for (unsigned slot = 0; slot < warp.n_open; ++slot) {
             const Meeting& open = warp.open[slot];
             if (open.arrived & self)
-                for_each_lane(open.mask & ~open.arrived & ~(open.exits_count ? excused : 0), [&](unsigned lane) {
-                    absent.push_back(sleeper->rank / kWarp * kWarp + lane);
-                });
+                for_each_lane(open.mask & ~open.arrived & ~(open.exits_count ? excused : 0),
+                              [&](unsigned lane) { absent.push_back(sleeper->rank / kWarp * kWarp + lane); });
         }
     }
     std::string text = locate(*sleeper) + " waits at " + to_string(*sleeper->site) + ", not reached by ";

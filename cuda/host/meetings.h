@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Barriers and warp collectives are meetings: a thread that arrives hands in a value and sleeps; the last to arrive
-// computes every result. So a meeting knows at any time who has come and who is missing.
+// Barriers and warp collectives are meetings: a thread that arrives hands in a value and sleeps; the last to
+// arrive computes every result. So a meeting knows at any time who has come and who is missing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-namespace metrale {
-namespace host __attribute__((visibility("hidden"))) { // calls without a detour through the linkage table
+#pragma GCC visibility push(hidden) // calls without a detour through the linkage table
+
+namespace metrale::host {
 
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
@@ -48,7 +49,7 @@ void combine_ballot(Lanes&, unsigned);
 
 template <class T>
 uint64_t to_bits(T value) {
-    static_assert(sizeof(T) <= sizeof(uint64_t) && __is_trivially_copyable(T), "a lane's value is up to 8 bytes");
+    static_assert(sizeof(T) <= sizeof(uint64_t), "a lane's value is up to 8 bytes");
     uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof(T));
     return bits;
@@ -57,7 +58,7 @@ uint64_t to_bits(T value) {
 template <class T>
 T from_bits(uint64_t bits) {
     T value;
-    std::memcpy(&value, &bits, sizeof(T));
+    std::memcpy(static_cast<void*>(&value), &bits, sizeof(T)); // __half2 is plain in all but name
     return value;
 }
 
@@ -67,5 +68,6 @@ void for_each_lane(unsigned mask, Visit visit) {
         visit(static_cast<unsigned>(__builtin_ctz(mask)));
 }
 
-} // namespace host
-} // namespace metrale
+} // namespace metrale::host
+
+#pragma GCC visibility pop

@@ -6,8 +6,9 @@
 
 #define METRALE_HOST 1
 
-// A block runs on one operating system thread, so a block's variables are that thread's. The address sanitizer
-// does not watch thread-local arrays: METRALE_STATIC_SHARED gives it globals, and the runtime one worker.
+// A block runs on one operating system thread, so a block's variables are that thread's. The address
+// sanitizer does not watch thread-local arrays: METRALE_STATIC_SHARED gives it globals, and the runtime one
+// worker.
 #ifdef METRALE_STATIC_SHARED
 #define __shared__ static
 #else
@@ -21,5 +22,6 @@
 #include "atomics.h"
 #include "builtins.h"
 #include "collectives.h"
+#include "half.h"
 #include "intrinsics.h"
 #include "mma.h"

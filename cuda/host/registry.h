@@ -53,8 +53,15 @@ metrale_host_kernel describe(const char* module, const char* name, void (*functi
                              std::initializer_list<const char*> names) {
     auto* params = new metrale_param[sizeof...(A) + 1]; // for the life of the process, as the library is
     size_t i = 0;
-    ((params[i] = {names.begin()[i], kind_of<A>(), sizeof(A)}, ++i), ...);
-    return {module, name, sizeof...(A), params, reinterpret_cast<void (*)()>(function),
+    ((params[i] = {names.begin()[i], kind_of<A>(), kind_of<A>() == METRALE_INT && std::is_signed_v<A>,
+                   sizeof(A)},
+      ++i),
+     ...);
+    return {module,
+            name,
+            sizeof...(A),
+            params,
+            reinterpret_cast<void (*)()>(function),
             [](void (*erased)(), void** args) {
                 invoke(reinterpret_cast<void (*)(A...)>(erased), args, std::index_sequence_for<A...>());
             }};

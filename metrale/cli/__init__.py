@@ -2,6 +2,7 @@
 """The command ``metrale``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,26 +14,36 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status: 0, 1 for a result out of bounds, 2 for an error."""
     options = _parser().parse_args(arguments)
-    # Each command imports what it needs: `metrale info` must work where a part of the package does not.
     try:
-        if options.command == "info":
-            from metrale.cli.info import info
-
-            return info(as_json=options.json)
-        if options.command == "kernels":
-            from metrale.cli.kernels import build
-
-            return build(options.arch, options.modules)
-        if options.command == "demo":
-            from metrale.cli.demo import demo
-
-            return demo(options.model, options.layer, options.tokens, options.seed, options.json)
-        from metrale.cli.verify import verify
-
-        return verify(options.model, options.layer, options.tokens, options.seed, options.json)
+        status = _run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has gone (`metrale demo | head`): nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (MetraleError, OSError) as error:
         print(f"metrale {options.command}: {error}", file=sys.stderr)
         return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Each command imports what it needs: `metrale info` must work where a part of the package does not.
+    if options.command == "info":
+        from metrale.cli.info import info
+
+        return info(as_json=options.json)
+    if options.command == "kernels":
+        from metrale.cli.kernels import build
+
+        return build(options.arch, options.modules)
+    if options.command == "demo":
+        from metrale.cli.demo import demo
+
+        return demo(options.model, options.layer, options.tokens, options.seed, options.json)
+    from metrale.cli.verify import verify
+
+    return verify(options.model, options.layer, options.tokens, options.seed, options.json)
 
 
 def _parser() -> argparse.ArgumentParser:

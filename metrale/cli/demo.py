@@ -29,7 +29,10 @@ def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) ->
     good = all(r["ok"] for r in results) and after["live_allocs"] == 0
     if as_json:
         memory = {"live_bytes": before["live_bytes"], "peak_bytes": before["peak_bytes"]}
-        memory |= {"live_bytes_after_free": after["live_bytes"], "live_allocs_after_free": after["live_allocs"]}
+        memory |= {
+            "live_bytes_after_free": after["live_bytes"],
+            "live_allocs_after_free": after["live_allocs"],
+        }
         print(json.dumps(facts | {"shape": shape, "tokens": results, "memory": memory, "ok": good}, indent=2))
         return 0 if good else 1
 
@@ -39,8 +42,12 @@ def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) ->
     for i, r in enumerate(results):
         weights = " ".join(f"{w:.3f}" for w in r["weights"])
         picks = " ".join(map(str, r["picks"]))
-        print(f"{i:>5}  {picks:<24} {weights:<32} {r['error']:>9.1e} {r['ms']:>8.3f}{'' if r['ok'] else '  OUT OF BOUNDS'}")
-    print(f"\nerror: relative L2 against float64 arithmetic that rounds where the kernels store, at most {OUTPUT_BOUND}")
+        print(
+            f"{i:>5}  {picks:<24} {weights:<32} {r['error']:>9.1e} {r['ms']:>8.3f}{'' if r['ok'] else '  OUT OF BOUNDS'}"
+        )
+    print(
+        f"\nerror: relative L2 against float64 arithmetic that rounds where the kernels store, at most {OUTPUT_BOUND}"
+    )
     print(f"\nbefore free()\n{report}\n\nafter free()")
     print(f"{after['live_bytes']:>14,}  bytes live in {after['live_allocs']} allocations")
     return 0 if good else 1

@@ -54,7 +54,13 @@ def _cuda_devices() -> list[dict[str, Any]]:
                 driver = f"{gpu.driver_version // 1000}.{gpu.driver_version % 1000 // 10}"
                 memory = f"{gpu.free_memory / 2**30:.1f} of {gpu.total_memory / 2**30:.1f} GiB free"
                 devices.append(
-                    {"kind": "cuda", "name": gpu.name, "device": ordinal, "arch": gpu.arch, "SMs": gpu.sm_count}
+                    {
+                        "kind": "cuda",
+                        "name": gpu.name,
+                        "device": ordinal,
+                        "arch": gpu.arch,
+                        "SMs": gpu.sm_count,
+                    }
                     | {"driver API": driver, "memory": memory}
                 )
         return devices or [{"kind": "cuda", "name": "no device"}]

@@ -68,7 +68,12 @@ def _stages(run: LayerUnderTest, x: npt.NDArray[np.uint16], staged: Any) -> Iter
     out = run.read("out", "uint16", dim)
 
     logits = run.read("logits", "float32", spec.n_routed)
-    yield Check("logits", relative_l2(logits, moe.router_logits(x[None], oracle.router)[0]), LOGIT_BOUND, "relative L2")
+    yield Check(
+        "logits",
+        relative_l2(logits, moe.router_logits(x[None], oracle.router)[0]),
+        LOGIT_BOUND,
+        "relative L2",
+    )
     route = oracle.route(logits)
     yield Check("picks", float((picked.picks != route.picks).sum()), 0, "picks that differ")
     yield Check("weights", float(np.abs(picked.weights - route.weights).max()), WEIGHT_BOUND, "largest difference")
@@ -91,9 +96,9 @@ def _stages(run: LayerUnderTest, x: npt.NDArray[np.uint16], staged: Any) -> Iter
 
     sg, su, sh_bits = (run.read(name, "uint16", shared) for name in ("sg", "su", "sh"))
     sd_bits = run.read("sd", "uint16", dim)
-    for stage, got, matrix in (("shared gate", sg, oracle.shared_gate), ("shared up", su, oracle.shared_up)):
+    for stage, bits, matrix in (("shared gate", sg, oracle.shared_gate), ("shared up", su, oracle.shared_up)):
         seen = bf16_values(x) if matrix.kind is BF16 else x_q8.values()[0]
-        yield _vector(stage, bf16_values(got), matrix.values() @ seen)
+        yield _vector(stage, bf16_values(bits), matrix.values() @ seen)
     rows = moe.swiglu(bf16_values(sg)[None], bf16_values(su)[None], None, spec.shared_swiglu_limit)
     yield _vector("shared swiglu", bf16_values(sh_bits), rows[0])
     seen = bf16_values(sh_bits)

@@ -33,7 +33,7 @@ class ArrayTensor:
 
     def slice(self, index: int) -> memoryview:
         """The bytes of one index of the outermost dim."""
-        return self.array[index].data
+        return memoryview(self.array[index])
 
     def numpy(self) -> npt.NDArray[Any]:
         """The array."""

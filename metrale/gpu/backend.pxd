@@ -27,6 +27,8 @@ cdef class GpuBackend:
     cdef readonly str kind
     cdef readonly str name
     cdef readonly bint closed
+    cdef readonly int sm_count             # multiprocessors; on the host, worker threads
+    cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
     cdef uint64_t stream0                  # the default stream
     cdef dict kernels                      # (module, name) -> KernelHandle
     cdef int fork_count
@@ -61,6 +63,7 @@ cdef class GpuBackend:
     cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1
     cdef int driver_close(self) except -1
 
+    cdef bint usable(self) noexcept
     cdef int check_open(self) except -1
     cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF

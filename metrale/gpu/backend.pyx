@@ -222,11 +222,15 @@ cdef class GpuBackend:
         """Whether the package or ``add_module`` provides kernel module ``module``."""
         raise NotImplementedError
 
+    def add_module(self, path):
+        """Add the kernels of a ``.cu`` file, as a module of its stem's name. Returns the names of the modules added."""
+        raise NotImplementedError
+
     def kernel(self, module, name):
         """The kernel ``name`` of ``module``, compiled when first asked for. ``KernelNotFound`` gives near names."""
+        self.check_open()
         handle = self.kernels.get((module, name))
         if handle is None:
-            self.check_open()
             handle = self.kernels[module, name] = self.driver_kernel(module, name)
         return handle
 
@@ -357,6 +361,10 @@ cdef class GpuBackend:
         return f"<{type(self).__name__} {self.name}, {state}>"
 
     # the C level
+
+    cdef bint usable(self) noexcept:
+        """Whether the backend is open, and was opened by this process."""
+        return not self.closed and self.fork_count == fork_count
 
     cdef int check_open(self) except -1:
         if self.closed:

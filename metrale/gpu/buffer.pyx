@@ -65,7 +65,7 @@ cdef class DeviceBuffer:
         self.free()
 
     def __del__(self):
-        if self.base != 0 and not sys.is_finalizing():
+        if self.base != 0 and not sys.is_finalizing() and (<GpuBackend>self.gpu).usable():
             self.free()
 
     def __reduce__(self):

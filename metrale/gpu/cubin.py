@@ -18,8 +18,9 @@ from metrale.gpu import cache, sources
 
 __all__ = ["OPTIONS", "architecture", "compile_cubin", "cubin", "include_dirs", "nvrtc_library"]
 
-# FMAs are written where they are wanted, so that the host build and every architecture round alike.
-OPTIONS = {"std": "c++17", "fma": False}
+# FMAs are written where they are wanted, so that the host build and every architecture round alike. NVRTC 13.0 takes
+# a generic lambda of device code for a host function unless told otherwise.
+OPTIONS = {"std": "c++17", "fma": False, "device_as_default_execution_space": True}
 _FORMAT = 1
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _ARCH = re.compile(r"sm_[1-9]\d{1,2}[af]?")
@@ -67,7 +68,9 @@ def compile_cubin(path: Path, arch: str, *, resource_report: bool = False) -> tu
         program = Program(path.read_text(), "c++", options)
         code = program.compile("cubin", logs=log).code
     except Exception as error:
-        raise CompileError(f"{path.name} for {arch} does not compile", f"{error}\n{log.getvalue()}") from error
+        raise CompileError(
+            f"{path.name} for {arch} does not compile", f"{error}\n{log.getvalue()}"
+        ) from error
     return bytes(code), log.getvalue()
 
 

@@ -29,8 +29,6 @@ cdef class CudaBackend(GpuBackend):
     cdef dict modules             # module -> (CUmodule, {kernel: params} or None where only sizes are known)
     cdef dict added               # module -> path, of add_module
     cdef readonly int ordinal
-    cdef readonly int sm_count
-    cdef readonly tuple compute_capability
     cdef readonly int driver_version     # 1000 * major + 10 * minor
     cdef int max_shared_optin
 

@@ -28,6 +28,7 @@ cdef extern from "host/abi.h" nogil:
     ctypedef struct metrale_param:
         const char* name
         unsigned char kind
+        unsigned char is_signed
         uint32_t size
     ctypedef struct metrale_host_kernel:
         const char* module
@@ -73,7 +74,6 @@ cdef class HostBackend(GpuBackend):
     cdef int order_code
     cdef readonly bint strict
     cdef readonly int workers
-    cdef readonly int sm_count
 
     def __init__(self, order="forward", seed=0, strict=False, workers=0, library=None):
         if order not in _ORDERS:
@@ -85,6 +85,7 @@ cdef class HostBackend(GpuBackend):
             refuse("workers", workers, "0 (all cores) to 1024")
         self.kind = "host"
         self.sm_count = workers or cores
+        self.compute_capability = (0, 0)
         self.name = f"host ({self.sm_count} cores)"
         self.order, self.order_code, self.seed, self.strict, self.workers = order, _ORDERS[order], seed, strict, workers
         self.modules = {}
@@ -95,11 +96,6 @@ cdef class HostBackend(GpuBackend):
         self._load(library or hostlib.default_library())
         self.stream0 = self.new_handle()
         self._opened()
-
-    @property
-    def compute_capability(self):
-        """``(0, 0)``: there is no GPU."""
-        return (0, 0)
 
     def add_module(self, path):
         """Add kernels: a ``.cu`` file, compiled with the C++ compiler, or a library built by ``cuda/host/build.py``.
@@ -231,7 +227,8 @@ cdef class HostBackend(GpuBackend):
         codes = [param_code(record.params[i].kind, record.params[i].size) for i in range(record.n_params)]
         declared = sources.signatures().get(module, {}).get(name)
         if declared is None:
-            declared = tuple([((<bytes>record.params[i].name).decode(), kind_of(codes[i]))
+            declared = tuple([((<bytes>record.params[i].name).decode(),
+                               kind_of(codes[i]).replace("u", "i" if record.params[i].is_signed else "u"))
                               for i in range(record.n_params)])
         handle.set_params(declared, codes)
         return handle

@@ -20,7 +20,7 @@ def default_library() -> str:
     override = os.environ.get("METRALE_HOST_LIBRARY")
     if override:
         return override
-    from metrale.gpu import host      # it knows where compiled parts were put, also in an editable install
+    from metrale.gpu import host  # it knows where compiled parts were put, also in an editable install
 
     path = Path(host.__file__).parent / LIBRARY_NAME
     if not path.exists():
@@ -44,7 +44,9 @@ def compile(path: str) -> str:
     source = Path(path)
     code = source.read_bytes()
     tree = sorted((sources.CUDA_DIR / "host").iterdir()) + sorted((sources.CUDA_DIR / "common").iterdir())
-    key = hashlib.sha256(b"".join(hashlib.sha256(p.read_bytes()).digest() for p in tree if p.is_file()) + code)
+    key = hashlib.sha256(
+        b"".join(hashlib.sha256(p.read_bytes()).digest() for p in tree if p.is_file()) + code
+    )
     name = f"{source.stem}-host-{key.hexdigest()[:32]}.so"
     if not (cache.folder() / name).exists():
         with cache.reserve(name) as temporary:

@@ -11,6 +11,8 @@ from cython.operator cimport dereference, predecrement
 from libc.stdint cimport int64_t, uint64_t
 from libcpp.map cimport map as cpp_map
 
+from metrale import errors
+
 cdef extern from "Python.h":
     ctypedef struct PyFrameObject
     ctypedef struct PyCodeObject
@@ -19,7 +21,8 @@ cdef extern from "Python.h":
     int PyFrame_GetLineNumber(PyFrameObject* frame)
     PyCodeObject* PyFrame_GetCode(PyFrameObject* frame)        # new
 
-cdef str _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Where the package's Python files lie: in an editable install not where this compiled module does.
+cdef str _PACKAGE = os.path.dirname(os.path.abspath(errors.__file__)) + os.sep
 cdef str _COMMANDS = os.path.join(_PACKAGE, "cli") + os.sep     # a caller like any other
 cdef size_t _KEEP_FREED = 1024
 

@@ -2,12 +2,14 @@
 """Owner: what one object holds of a backend, given back together."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from metrale.gpu.backend import GpuBackend
 from metrale.gpu.pointer import DevicePtr
 
 __all__ = ["Owner"]
+
+T = TypeVar("T")
 
 SMALLEST = 16  # bytes: a buffer whose formula gives less is still an address of its own
 
@@ -50,7 +52,7 @@ class Owner:
         if errors:
             raise errors[0]
 
-    def _hold(self, release: Callable[[Any], None], handle: Any) -> Any:
+    def _hold(self, release: Callable[[Any], None], handle: T) -> T:
         self._undo.append((release, handle))
         return handle
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Parameter lists of CUDA kernels, read from their source.
 
-Of C++ this knows what an entry point's parameter list can hold: pointers, numbers, structs by value and aliases of
-these. Macros are not expanded: give it the preprocessor's output where kernels are made by macros. It imports
+Of C++ this knows what an entry point's parameter list can hold: pointers, numbers, structs by value and aliases
+of these. Macros are not expanded: give it the preprocessor's output where kernels are made by macros. It imports
 nothing of the package, since cuda/host/build.py uses it before there is one.
 """
 
 import re
+from collections.abc import Callable, Iterator
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -18,7 +19,14 @@ _EXTERN_C_BLOCK = re.compile(r'\bextern\s*"C"\s*\{')
 _TOKEN = re.compile(r"\w+|\S")
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 
-_WITH_ARGUMENTS = {"__launch_bounds__", "__cluster_dims__", "__block_size__", "__maxnreg__", "__attribute__", "alignas"}
+_WITH_ARGUMENTS = {
+    "__launch_bounds__",
+    "__cluster_dims__",
+    "__block_size__",
+    "__maxnreg__",
+    "__attribute__",
+    "alignas",
+}
 _QUALIFIERS = {
     *("const", "volatile", "restrict", "__restrict", "__restrict__", "__grid_constant__", "register"),
     *("struct", "class", "typename"),
@@ -44,7 +52,8 @@ _WORDS = {
     "ptrdiff_t": "i64",
     "intptr_t": "i64",
     "uintptr_t": "u64",
-    **{f"{sign}int{bits}_t": f"{kind}{bits}" for sign, kind in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)},
+    **{f"int{bits}_t": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}_t": f"u{bits}" for bits in (8, 16, 32, 64)},
 }
 _INTEGER_WORDS = ("signed", "unsigned", "char", "short", "int", "long")
 
@@ -54,10 +63,10 @@ class SignatureError(ValueError):
 
 
 def parse(text: str) -> dict[str, Signature]:
-    """The `extern "C" __global__` functions of a source: `{kernel: ((parameter, kind), ...)}`, in source order.
+    """The `extern "C" __global__` functions of a source in its order: `{kernel: ((parameter, kind), ...)}`.
 
-    Kinds: ptr, u8 to u64, i8 to i64, f32, f64, and bytes for a struct by value. Templates are no entry points and are
-    passed over; a `__global__` function that is neither raises SignatureError, as does what cannot be read.
+    Kinds: ptr, u8 to u64, i8 to i64, f32, f64, and bytes for a struct by value. Templates are no entry points and
+    are passed over; a `__global__` function that is neither raises SignatureError, as does what cannot be read.
     """
     text = _COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else " ", text)
     text = _DIRECTIVE.sub("", text)
@@ -103,7 +112,7 @@ def _declaration(text: str, position: int) -> tuple[str, list[list[str]]]:
     return name, [] if arguments in ([[]], [["void"]]) else arguments
 
 
-def _group(tokens, name: str) -> list[list[str]]:
+def _group(tokens: Iterator[str], name: str) -> list[list[str]]:
     """The comma-separated items up to the parenthesis that closes the one just read."""
     items: list[list[str]] = [[]]
     depth = 0
@@ -125,7 +134,12 @@ def _parameter(kernel: str, position: int, tokens: list[str], text: str) -> tupl
     def refuse(why: str) -> SignatureError:
         return SignatureError(f"kernel {kernel}, parameter {position} ({' '.join(tokens)!r}): {why}")
 
-    for token, why in (("&", "a reference"), ("(", "a function pointer"), ("=", "a default value"), (".", "a pack")):
+    for token, why in (
+        ("&", "a reference"),
+        ("(", "a function pointer"),
+        ("=", "a default value"),
+        (".", "a pack"),
+    ):
         if token in tokens:
             raise refuse(f"a kernel cannot take {why}")
     words = [token for token in tokens if token not in _QUALIFIERS]
@@ -138,7 +152,7 @@ def _parameter(kernel: str, position: int, tokens: list[str], text: str) -> tupl
     return name, "ptr" if is_array else _kind(words, text, refuse)
 
 
-def _kind(words: list[str], text: str, refuse, depth: int = 8) -> str:
+def _kind(words: list[str], text: str, refuse: Callable[[str], SignatureError], depth: int = 8) -> str:
     if "*" in words:
         return "ptr"
     if words[:3] == ["std", ":", ":"]:

@@ -110,7 +110,11 @@ class MoeV41:
             got = f"router ({weights.router.n_routed}, {weights.router.dim})"
             refuse("weights", got, f"router ({cfg.n_routed}, {cfg.dim})")
         if weights.shared_gate.n > cfg.inter:
-            refuse("weights", f"a shared expert of inner width {weights.shared_gate.n}", f"at most inter, {cfg.inter}")
+            refuse(
+                "weights",
+                f"a shared expert of inner width {weights.shared_gate.n}",
+                f"at most inter, {cfg.inter}",
+            )
         if (experts.layout.dim, experts.layout.inter) != (cfg.dim, cfg.inter):
             got = f"slots of dim {experts.layout.dim}, inter {experts.layout.inter}"
             refuse("experts", got, f"dim {cfg.dim}, inter {cfg.inter}")
@@ -143,7 +147,11 @@ class MoeV41:
         if selection not in SELECTIONS:
             refuse("selection", selection, " or ".join(SELECTIONS))
         if layer not in self._layers:
-            refuse("layer", layer, f"a layer of add_layer ({', '.join(map(str, sorted(self._layers))) or 'none yet'})")
+            refuse(
+                "layer",
+                layer,
+                f"a layer of add_layer ({', '.join(map(str, sorted(self._layers))) or 'none yet'})",
+            )
         weights, experts = self._layers[layer]
         gpu, k, cfg, b = self.gpu, self._k, self.cfg, self._buffers
         stream = gpu.default_stream() if stream is None else stream
@@ -261,7 +269,9 @@ class MoeV41:
         self._check_flags(layer, flags)
         blocks = int(experts.base) + slots.astype(np.uint64) * np.uint64(layout.slot_bytes)
         offsets = np.array([0, layout.up_offset, layout.down_offset], np.uint64)
-        header = np.concatenate([[flags], picks.view(np.uint32), pick_weights.view(np.uint32), slots.view(np.uint32)])
+        header = np.concatenate(
+            [[flags], picks.view(np.uint32), pick_weights.view(np.uint32), slots.view(np.uint32)]
+        )
         for data, ptr in (
             (header.astype(np.uint32), self._header(layer)),
             (pick_weights[plan], b["weight_dev"]),
@@ -276,7 +286,18 @@ class MoeV41:
         gate, ptrs = b["gate_out"], b["ptrs_dev"]
         up, down_ptrs = gate.offset(picks * cfg.inter * BF16_BYTES), ptrs.offset(2 * picks * 8)
         ops.kquant_mmvq_experts_w(
-            gpu, k.mmvq_q2k_experts, ptrs, b["a_q8"], gate, cfg.dim, cfg.inter, 1, 0, 2 * picks, self._warps, stream
+            gpu,
+            k.mmvq_q2k_experts,
+            ptrs,
+            b["a_q8"],
+            gate,
+            cfg.dim,
+            cfg.inter,
+            1,
+            0,
+            2 * picks,
+            self._warps,
+            stream,
         )
         ops.kquant_swiglu_q8_1_rows_bf16(
             gpu, k.swiglu_q8, gate, up, b["weight_dev"], b["h"], b["h_q8"], picks, cfg.inter, limit, stream
@@ -312,7 +333,9 @@ class MoeV41:
 
     def _check_flags(self, layer: int, flags: int) -> None:
         if flags & NOT_FINITE:
-            raise MetraleError(f"layer {layer}, token 0: a router logit is NaN or infinite; no expert was picked")
+            raise MetraleError(
+                f"layer {layer}, token 0: a router logit is NaN or infinite; no expert was picked"
+            )
         if flags & NOT_RESIDENT:
             raise MetraleError(f"layer {layer}, token 0: a picked expert is not resident")
 

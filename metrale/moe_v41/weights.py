@@ -28,7 +28,9 @@ class ResidentMat:
     ptr: DevicePtr
 
     @classmethod
-    def upload(cls, own: Owner, name: str, kind: QuantType, shape: tuple[int, ...], data: Any) -> "ResidentMat":
+    def upload(
+        cls, own: Owner, name: str, kind: QuantType, shape: tuple[int, ...], data: Any
+    ) -> "ResidentMat":
         """Copy ``data`` (any contiguous buffer) to the device. Refuses another kind, shape or number of bytes."""
         if kind not in MATRIX_KINDS:
             refuse(f"{name}: kind", kind.name, ", ".join(k.name for k in MATRIX_KINDS))
@@ -147,7 +149,9 @@ class ExpertArena:
         if (layer, expert) in self._slots:
             refuse("expert", expert, f"an expert of layer {layer} that is not in the arena yet")
         if len(self._slots) == self.n_slots:
-            raise MetraleError(f"expert arena: all {self.n_slots} slots are taken; layer {layer}, expert {expert} does not fit")
+            raise MetraleError(
+                f"expert arena: all {self.n_slots} slots are taken; layer {layer}, expert {expert} does not fit"
+            )
         layout, slot = self.layout, len(self._slots)
         base = self.base.offset(slot * layout.slot_bytes)
         parts = (

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Kernels that each show one thing which the host runtime does; test_collectives.py says what it ought to give.
+// Kernels that each show one thing which the host runtime does; test_collectives.py says what it ought to
+// give.
 #include "common/types.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-__device__ unsigned rank() {
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-}
+__device__ unsigned rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
 #define SHUFFLES(type, suffix)                                                                               \
     extern "C" __global__ void shfl_##suffix(const type* in, type* out, int argument, int width) {           \
@@ -144,7 +143,8 @@ extern "C" __global__ void first_sight(unsigned* fixed, unsigned* dynamic) {
     a[threadIdx.x] = b[threadIdx.x] = 0;
 }
 
-extern "C" __global__ void atomics(unsigned* sum, unsigned* bits, int* low, int* high, float* real, unsigned* swaps) {
+extern "C" __global__ void atomics(unsigned* sum, unsigned* bits, int* low, int* high, float* real,
+                                   unsigned* swaps) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(sum, i);
     atomicOr(bits, 1u << i % 32);
@@ -176,6 +176,16 @@ extern "C" __global__ void integers(const unsigned* a, const unsigned* b, const 
         out[r * n + i] = results[r];
 }
 
+extern "C" __global__ void halves(const __half* a, const __half* b, const __half* c, __half* out,
+                                  int* nearest) {
+    const unsigned i = threadIdx.x;
+    out[i] = __hfma(a[i], b[i], c[i]);
+    const __half2 pair = __shfl_xor_sync(0xffffffffu, __halves2half2(a[i], b[i]), 1);
+    out[32 + i] = pair.x;
+    out[64 + i] = pair.y;
+    nearest[i] = __half2int_rn(a[i]);
+}
+
 extern "C" __global__ void rounding(const float* in, int* nearest, int* truncated, unsigned* positive) {
     nearest[threadIdx.x] = __float2int_rn(in[threadIdx.x]);
     truncated[threadIdx.x] = __float2int_rz(in[threadIdx.x]);
@@ -183,7 +193,8 @@ extern "C" __global__ void rounding(const float* in, int* nearest, int* truncate
 }
 
 // a [16, 16], b [8, 16], c and d [16, 8], all row-major; one warp.
-extern "C" __global__ void mma_bf16(const __nv_bfloat16* a, const __nv_bfloat16* b, const float* c, float* d) {
+extern "C" __global__ void mma_bf16(const __nv_bfloat16* a, const __nv_bfloat16* b, const float* c,
+                                    float* d) {
     const unsigned group = threadIdx.x / 4, quad = threadIdx.x % 4;
     const auto pair = [](const __nv_bfloat16* at) { return *reinterpret_cast<const uint32_t*>(at); };
     uint32_t x[4], y[2];
@@ -222,9 +233,9 @@ struct Pair {
 };
 using Count = unsigned short;
 
-extern "C" __global__ void every_kind(double* out, bool a, int8_t b, Count c, uint32_t d, int e, unsigned long long f,
-                                      long long g, float h, double i, Pair j) {
-    const double values[] = {double(a), double(b), double(c), double(d), double(e),      double(f),
+extern "C" __global__ void every_kind(double* out, bool a, int8_t b, Count c, uint32_t d, int e,
+                                      unsigned long long f, long long g, float h, double i, Pair j) {
+    const double values[] = {double(a), double(b), double(c), double(d),       double(e), double(f),
                              double(g), double(h), i,         double(j.first), j.second};
     for (unsigned n = 0; n < sizeof values / sizeof *values; ++n)
         out[n] = values[n];

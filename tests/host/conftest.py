@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-from pathlib import Path
+import os
 
 import pytest
-from library import ORDERS, Library, load_build
-
-FOLDER = Path(__file__).resolve().parent
+from library import FOLDER, ORDERS, Library, load_build
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +13,13 @@ def build():
 
 @pytest.fixture(scope="session")
 def library(build, tmp_path_factory):
-    """The kernels of this folder."""
+    """The kernels of this folder. METRALE_HOST_SANITIZE says with which sanitizers."""
     path = tmp_path_factory.mktemp("host") / "libtest.so"
-    build.build([FOLDER / "collectives.cu", FOLDER / "faults.cu"], path)
+    build.build(
+        [FOLDER / "collectives.cu", FOLDER / "faults.cu"],
+        path,
+        sanitize=os.environ.get("METRALE_HOST_SANITIZE", ""),
+    )
     return Library(path)
 
 

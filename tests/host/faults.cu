@@ -50,7 +50,9 @@ extern "C" __global__ void shuffle_after_exit(unsigned* out) {
     out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, threadIdx.x, 1);
 }
 
-extern "C" __global__ void ballot_full_mask(unsigned* out) { out[threadIdx.x] = __ballot_sync(0xffffffffu, 1); }
+extern "C" __global__ void ballot_full_mask(unsigned* out) {
+    out[threadIdx.x] = __ballot_sync(0xffffffffu, 1);
+}
 
 extern "C" __global__ void shuffle_outside_mask(unsigned* out) {
     out[threadIdx.x] = threadIdx.x < 8 ? __shfl_down_sync(0xffu, threadIdx.x, 4) : 0;
@@ -75,11 +77,12 @@ extern "C" __global__ void odd_width(unsigned* out) {
 
 // --- what a kernel may do to itself ---
 
-extern "C" __global__ void throws(unsigned thread) {
+extern "C" __global__ void throws(unsigned* out, unsigned thread) {
     __syncthreads();
     if (threadIdx.x == thread)
         throw std::runtime_error("on purpose");
     __syncthreads();
+    out[threadIdx.x] = 1;
 }
 
 extern "C" __global__ void traps() { __trap(); }
@@ -95,34 +98,37 @@ __device__ unsigned recurse(volatile unsigned* depth) {
     frame[0] = *depth + 1;
     return recurse(frame) + frame[0];
 }
-extern "C" __global__ void endless_recursion(unsigned* out) { out[0] = recurse(out); }
+extern "C" __global__ void endless_recursion(unsigned* out, unsigned first) { out[0] = recurse(&first); }
 
 // --- overruns, for the sanitizers ---
 
-extern "C" __global__ void overrun_global(unsigned* out, unsigned n) { out[threadIdx.x + n] = 1; }
+// Out of line, where no compiler knows what `at` points into.
+__attribute__((noinline)) __device__ void put(unsigned* at, unsigned n) { at[n] = threadIdx.x; }
+
+extern "C" __global__ void overrun_global(unsigned* out, unsigned n) { put(out + threadIdx.x, n); }
 
 extern "C" __global__ void overrun_dynamic_shared(unsigned* out, unsigned n) {
     METRALE_DYNAMIC_SHARED(unsigned, tile);
-    tile[threadIdx.x + n] = 1;
+    put(tile + threadIdx.x, n);
     __syncthreads();
     out[threadIdx.x] = tile[threadIdx.x];
 }
 
 extern "C" __global__ void overrun_static_shared(unsigned* out, unsigned n) {
     __shared__ unsigned tile[32];
-    unsigned* const at = tile + threadIdx.x;
-    at[n] = 1;
+    put(tile + threadIdx.x, n);
     __syncthreads();
-    out[threadIdx.x] = *at;
+    out[threadIdx.x] = tile[threadIdx.x];
 }
 
 extern "C" __global__ void overrun_local(unsigned* out, unsigned n) {
     unsigned local[4] = {};
-    unsigned* const at = local;
     __syncthreads();
-    at[n] = threadIdx.x;
+    put(local, n);
     __syncthreads();
-    out[threadIdx.x] = at[n];
+    out[threadIdx.x] = local[0];
 }
 
-extern "C" __global__ void signed_overflow(int* out) { out[threadIdx.x] += 0x7fffffff; }
+extern "C" __global__ void signed_overflow(int* out, int n) {
+    out[threadIdx.x] = n + static_cast<int>(threadIdx.x);
+}

@@ -5,7 +5,8 @@ import ctypes
 import importlib.util
 from pathlib import Path
 
-CUDA = Path(__file__).resolve().parents[2] / "cuda"
+FOLDER = Path(__file__).resolve().parent
+CUDA = FOLDER.parents[1] / "cuda"
 ORDERS = {"forward": 0, "reversed": 1, "shuffled": 2}
 KINDS = {1: "ptr", 2: "int", 3: "float", 4: "bytes"}
 
@@ -43,6 +44,7 @@ class LaunchFailed(Exception):
 
 class Library:
     def __init__(self, path):
+        self.path = path
         self._library = ctypes.CDLL(str(path))
         self._library.metrale_host_kernels.restype = ctypes.POINTER(Kernel)
         count = ctypes.c_size_t()
@@ -55,7 +57,7 @@ class Library:
         return [(param.name.decode(), KINDS[param.kind], param.size) for param in params]
 
     def launch(self, name, *args, grid=1, block=32, shared=0, order="forward", seed=0, strict=False, workers=0):
-        """Runs a kernel; arguments are ctypes values and arrays. Raises LaunchFailed with the library's message."""
+        """Runs a kernel on ctypes values and arrays. Raises LaunchFailed with the library's message."""
         kernel = self.kernels[name]
         assert len(args) == kernel.n_params
         values = [ctypes.c_void_p(ctypes.addressof(arg)) if isinstance(arg, ctypes.Array) else arg for arg in args]

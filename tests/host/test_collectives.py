@@ -159,7 +159,14 @@ def test_atomics_are_atomic_between_workers(library):
     count = 64 * 256
     results = [(ctype * 1)() for ctype in (c_uint32, c_uint32, c_int, c_int, c_float, c_uint32)]
     library.launch("atomics", *results, grid=64, block=256, workers=4)
-    assert [result[0] for result in results] == [sum(range(count)), FULL, 1 - count, count - 1, count / 2, 2 * count]
+    assert [result[0] for result in results] == [
+        sum(range(count)),
+        FULL,
+        1 - count,
+        count - 1,
+        count / 2,
+        2 * count,
+    ]
 
 
 def signed(word, bits=32):
@@ -173,7 +180,9 @@ def byte(word, i):
 def permuted(x, y, selector):
     picks = [selector >> 4 * i & 0xF for i in range(4)]
     chosen = [byte(y << 32 | x, pick & 7) for pick in picks]
-    return sum((0xFF * (c >> 7) if pick & 8 else c) << 8 * i for i, (pick, c) in enumerate(zip(picks, chosen)))
+    return sum(
+        (0xFF * (c >> 7) if pick & 8 else c) << 8 * i for i, (pick, c) in enumerate(zip(picks, chosen, strict=True))
+    )
 
 
 INTEGERS = {
@@ -201,7 +210,7 @@ def test_integer_intrinsics(library):
     library.launch("integers", a, b, c, out, block=count)
     for row, (name, expected) in enumerate(INTEGERS.items()):
         results = list(out[row * count : (row + 1) * count])
-        assert results == [expected(*xyz) & FULL for xyz in zip(a, b, c)], name
+        assert results == [expected(*xyz) & FULL for xyz in zip(a, b, c, strict=True)], name
 
 
 def test_conversion_to_integers_rounds_saturates_and_takes_nan_to_zero(library):
@@ -212,6 +221,23 @@ def test_conversion_to_integers_rounds_saturates_and_takes_nan_to_zero(library):
     assert list(nearest) == [0, 2, -2, -1, top, bottom, top, 0, top, bottom, 2147483520]
     assert list(truncated) == [0, 1, -2, 0, top, bottom, top, 0, top, bottom, 2147483520]
     assert list(positive) == [0, 2, 0, 0, 3000000000, 0, FULL, 0, FULL, 0, 2147483520]
+
+
+def half_bits(values):
+    return (c_uint16 * len(values))(*(struct.unpack("<H", struct.pack("<e", value))[0] for value in values))
+
+
+def test_half_precision_functions_that_cuda_lacks_on_a_cpu(library):
+    rng = random.Random(3)
+    a, b, c = ([rng.randint(-2000, 2000) / 64 for _ in range(WARP)] for _ in range(3))
+    out, nearest = (c_uint16 * 96)(), (c_int * WARP)()
+    library.launch("halves", half_bits(a), half_bits(b), half_bits(c), out, nearest)
+    assert list(out[:WARP]) == list(half_bits([x * y + z for x, y, z in zip(a, b, c, strict=True)]))
+    assert list(out[WARP:]) == [
+        *half_bits([a[lane ^ 1] for lane in range(WARP)]),
+        *half_bits([b[lane ^ 1] for lane in range(WARP)]),
+    ]
+    assert list(nearest) == [round(x) for x in a]
 
 
 def test_mma_of_int8_is_exact(library, order):
@@ -234,8 +260,8 @@ def bf16(value):
 
 def test_mma_of_bf16_rounds_once(library, order):
     rng = random.Random(2)
-    a, a_bits = zip(*(bf16(rng.uniform(-4, 4)) for _ in range(16 * 16)))
-    b, b_bits = zip(*(bf16(rng.uniform(-4, 4)) for _ in range(8 * 16)))
+    a, a_bits = zip(*(bf16(rng.uniform(-4, 4)) for _ in range(16 * 16)), strict=True)
+    b, b_bits = zip(*(bf16(rng.uniform(-4, 4)) for _ in range(8 * 16)), strict=True)
     c, d = (c_float * 128)(*(rng.uniform(-4, 4) for _ in range(128))), (c_float * 128)()
     library.launch("mma_bf16", (c_uint16 * 256)(*a_bits), (c_uint16 * 128)(*b_bits), c, d, order=order)
     exact = [

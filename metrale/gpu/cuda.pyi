@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+from typing_extensions import disjoint_base
+
+from metrale.gpu.backend import GpuBackend
+
+@disjoint_base
+class CudaBackend(GpuBackend):
+    def __init__(self, device: int = 0) -> None: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def driver_version(self) -> int: ...
+    @property
+    def arch(self) -> str: ...
+
+def device_count() -> int: ...

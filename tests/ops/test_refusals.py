@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What launchers refuse: before anything runs, naming the argument, its value and the values it takes."""
+
+import re
+
+import numpy as np
+import pytest
+
+from metrale import ops
+from metrale.errors import ArgumentError, LaunchError, MetraleError
+
+POINTERS = {
+    *(
+        "input",
+        "weight",
+        "output",
+        "conv_state",
+        "conv_state_intermediate",
+        "bias",
+        "x",
+        "y",
+        "w",
+        "out",
+        "tables",
+    ),
+    *(
+        "gate",
+        "up",
+        "h",
+        "acc",
+        "src",
+        "A",
+        "B",
+        "C",
+        "logits",
+        "slot_of",
+        "hdr",
+        "plan_w",
+        "plan_rows",
+        "ptrs",
+    ),
+    *("table", "triples", "arena_base"),
+}
+WIDE = {"slot_bytes", "gate_off", "up_off", "down_off"}
+FLOATS = {"limit", "gate_temp", "route_scale"}
+POINTER = "a device pointer that is not null"
+AT_LEAST_1 = "1 or more"
+
+ROUTE = {
+    **{"logits": "ptr", "bias": None, "n_routed": 8, "topk": 3, "gate_temp": 1.0, "route_scale": 1.5},
+    **{
+        "norm_topk": True,
+        "slot_of": "ptr",
+        "arena_base": "ptr",
+        "slot_bytes": 96,
+        "gate_off": 0,
+        "up_off": 32,
+    },
+    **{"down_off": 64, "hdr": "ptr", "plan_w": "ptr", "plan_rows": "ptr", "ptrs": "ptr"},
+}
+ROUTER = {"A": "ptr", "B": "ptr", "C": "ptr", "M": 2, "N": 4, "K": 8}
+MMVQ = {"y": "ptr", "out": "ptr", "K": 256, "N": 4, "M": 2}
+
+# launcher -> (module, kernel, its arguments, each valid, "ptr" for a pointer)
+CALLS = {
+    ops.dense_gemv: (
+        "gemv",
+        "dense_gemv_bf16",
+        {"input": "ptr", "weight": "ptr", "output": "ptr", "n": 4, "k": 8},
+    ),
+    ops.conv1d_update_chunk2: (
+        "causal_conv1d",
+        "causal_conv1d_update_chunk2",
+        {
+            **{"conv_state": "ptr", "input": "ptr", "weight": "ptr", "output": "ptr"},
+            **{"conv_state_intermediate": "ptr", "d_inner": 8, "d_conv": 4, "batch_size": 1, "bias": 0},
+        },
+    ),
+    ops.kquant_q8_1_rows_bf16: (
+        "kquant_moe",
+        "kquant_q8_1_rows_bf16",
+        {"x": "ptr", "y": "ptr", "K": 64, "M": 1},
+    ),
+    ops.kquant_swiglu_q8_1_rows_bf16: (
+        "kquant_moe",
+        "kquant_swiglu_q8_1_rows_bf16",
+        {"gate": "ptr", "up": "ptr", "w": 0, "h": "ptr", "y": "ptr", "rows": 1, "inter": 64, "limit": 1.0},
+    ),
+    ops.kquant_mmvq_w: ("kquant_moe", "kquant_mmvq_q3_k_w", {"w": "ptr", **MMVQ}),
+    ops.kquant_mmvq_experts_w: (
+        "kquant_moe",
+        "kquant_mmvq_q2_k_experts_w",
+        {"tables": "ptr", **MMVQ, "y_stride_bytes": 0, "experts": 2, "warps": 4},
+    ),
+    ops.moe_v41_swiglu: (
+        "moe_v41",
+        "moe_v41_swiglu",
+        {"gate": "ptr", "up": "ptr", "w": None, "h": "ptr", "rows": 1, "inter": 8, "limit": 0.0},
+    ),
+    ops.moe_v41_accumulate: ("moe_v41", "moe_v41_accumulate", {"acc": "ptr", "src": "ptr", "n": 8}),
+    ops.moe_v41_finish: ("moe_v41", "moe_v41_finish", {"acc": "ptr", "out": "ptr", "n": 8}),
+    ops.moe_v41_sum_rows: (
+        "moe_v41",
+        "moe_v41_sum_rows",
+        {"acc": "ptr", "src": "ptr", "n_rows": 2, "dim": 8},
+    ),
+    ops.moe_v41_router_gemv_f32out: ("moe_v41", "moe_v41_router_gemv_f32out", ROUTER),
+    ops.moe_v41_router_gemv_f32out_products: ("moe_v41", "moe_v41_router_gemv_f32out_products", ROUTER),
+    ops.moe_v41_route_select: ("moe_v41", "moe_v41_route_select", ROUTE),
+    ops.moe_v41_slot_table_set: (
+        "moe_v41",
+        "moe_v41_slot_table_set",
+        {"table": "ptr", "n_routed": 8, "triples": "ptr", "n": 2},
+    ),
+}
+OF_256 = "a positive multiple of 256"
+OF_32 = "a positive multiple of 32"
+
+# launcher -> (argument, value, what is allowed instead)
+SIZES = {
+    ops.dense_gemv: [("n", 0, AT_LEAST_1), ("k", 0, AT_LEAST_1)],
+    ops.conv1d_update_chunk2: [
+        *[("d_inner", 0, AT_LEAST_1), ("batch_size", 0, AT_LEAST_1)],
+        *[("d_conv", width, "4") for width in (0, 3, 5)],
+    ],
+    ops.kquant_q8_1_rows_bf16: [*[("K", k, OF_32) for k in (0, 16, 33)], ("M", 0, AT_LEAST_1)],
+    ops.kquant_swiglu_q8_1_rows_bf16: [*[("inter", k, OF_32) for k in (0, 16, 33)], ("rows", 0, AT_LEAST_1)],
+    ops.kquant_mmvq_w: [
+        *[("K", k, OF_256) for k in (0, 32, 128, 300)],
+        *[("M", m, "1 to 8") for m in (0, 9)],
+        ("N", 0, AT_LEAST_1),
+    ],
+    ops.kquant_mmvq_experts_w: [
+        *[("K", k, OF_256) for k in (0, 32, 128, 300)],
+        *[("M", m, "1 to 8") for m in (0, 9)],
+        *[("N", 0, AT_LEAST_1), ("experts", 0, AT_LEAST_1)],
+        *[("warps", warps, "2, 4 or 8") for warps in (0, 1, 3, 16)],
+        *[("warps", warps, "the warps of kernel kquant_mmvq_q2_k_experts_w") for warps in (2, 8)],
+        *[("y_stride_bytes", stride, "a multiple of 4") for stride in (2, 73)],
+    ],
+    ops.moe_v41_swiglu: [("rows", 0, AT_LEAST_1), ("inter", 0, AT_LEAST_1)],
+    ops.moe_v41_accumulate: [("n", 0, AT_LEAST_1)],
+    ops.moe_v41_finish: [("n", 0, AT_LEAST_1)],
+    ops.moe_v41_sum_rows: [("n_rows", 0, AT_LEAST_1), ("dim", 0, AT_LEAST_1)],
+    **{
+        router: [*[("M", m, "1 to 8") for m in (0, 9)], ("N", 0, AT_LEAST_1), ("K", 0, AT_LEAST_1)]
+        for router in (ops.moe_v41_router_gemv_f32out, ops.moe_v41_router_gemv_f32out_products)
+    },
+    ops.moe_v41_route_select: [
+        *[("n_routed", n, "1 to 1024") for n in (0, 1025)],
+        *[("topk", k, "1 to 8") for k in (0, 9)],
+        *[("gate_temp", t, "more than 0") for t in (0.0, -1.0, float("nan"))],
+    ],
+    ops.moe_v41_slot_table_set: [*[("n_routed", n, "1 to 1024") for n in (0, 1025)], ("n", 0, AT_LEAST_1)],
+}
+
+
+@pytest.fixture
+def call(device):
+    """`call(launcher, **changed)`: a call that is valid but for what is changed. No byte may be written."""
+    pattern = np.full(20 << 12, 0x3F, np.uint8)
+    with device.upload(pattern) as arena:
+
+        def launch(launcher, kernel=None, **changed):
+            module, name, valid = CALLS[launcher]
+            addresses = iter(range(arena.ptr, arena.ptr + arena.nbytes, 1 << 12))
+            values = {name: next(addresses) if value == "ptr" else value for name, value in valid.items()}
+            launcher(device, device.kernel(*(kernel or (module, name))), stream=None, **values | changed)
+
+        yield launch
+        assert (arena.numpy() == pattern).all()
+
+
+def named(launchers_and_more):
+    return [pytest.param(*row, id="-".join([row[0].__name__, *map(str, row[1:3])])) for row in launchers_and_more]
+
+
+def arguments(names):
+    return [(launcher, name) for launcher, (_, _, args) in CALLS.items() for name in args if name in names]
+
+
+def test_every_launcher_is_here():
+    assert {launcher.__name__ for launcher in CALLS} == set(ops.__all__) == {launcher.__name__ for launcher in SIZES}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"), named(row for row in arguments(POINTERS) if CALLS[row[0]][2][row[1]] == "ptr")
+)
+@pytest.mark.parametrize("null", [None, 0])
+def test_null_pointers(call, launcher, name, null):
+    with pytest.raises(ArgumentError, match=f"^{name}: got None, allowed: {POINTER}$"):
+        call(launcher, **{name: null})
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name", "value", "allowed"), named((at, *row) for at, rows in SIZES.items() for row in rows)
+)
+def test_sizes(call, launcher, name, value, allowed):
+    with pytest.raises(ArgumentError, match=f"^{name}: got {value!r}, allowed: {allowed}$"):
+        call(launcher, **{name: value})
+
+
+def test_topk_beyond_32(call):
+    with pytest.raises(ArgumentError, match=r"^topk: got 33, allowed: 1 to 32$"):
+        call(ops.moe_v41_route_select, n_routed=1024, topk=33)
+
+
+NUMBERS = [
+    row
+    for launcher, (_, _, args) in CALLS.items()
+    for row in [(launcher, name) for name in args if name not in POINTERS | WIDE | FLOATS | {"norm_topk"}]
+]
+
+
+@pytest.mark.parametrize(("launcher", "name"), named(NUMBERS))
+@pytest.mark.parametrize("value", [-1, 1 << 32, 1 << 64, 4.0, "4", None])
+def test_numbers_that_are_not_u32(call, launcher, name, value):
+    with pytest.raises(ArgumentError, match=f"^{name}: got {value!r}, allowed: an integer, 0 to 4294967295$"):
+        call(launcher, **{name: value})
+
+
+@pytest.mark.parametrize(("launcher", "name"), named(arguments(WIDE)))
+@pytest.mark.parametrize("value", [-1, 1 << 64, 4.0, "4"])
+def test_numbers_that_are_not_u64(call, launcher, name, value):
+    with pytest.raises(ArgumentError, match=re.escape(f"{name}: got {value!r}, allowed: an integer, 0 to 2**64 - 1")):
+        call(launcher, **{name: value})
+
+
+@pytest.mark.parametrize(("launcher", "name"), named(arguments(FLOATS)))
+@pytest.mark.parametrize("value", ["1.0", None])
+def test_numbers_that_are_not_floats(call, launcher, name, value):
+    with pytest.raises(ArgumentError, match=f"^{name}: got {value!r}, allowed: a float$"):
+        call(launcher, **{name: value})
+
+
+@pytest.mark.parametrize(("launcher", "name"), named(arguments(POINTERS)))
+@pytest.mark.parametrize("value", [-1, 1 << 64, "0x1000", 1.0])
+def test_what_is_no_pointer(call, launcher, name, value):
+    with pytest.raises(ArgumentError, match=f"^ptr: got {re.escape(repr(value))}, allowed: "):
+        call(launcher, **{name: value})
+
+
+@pytest.mark.parametrize("launcher", CALLS)
+def test_a_freed_buffer(call, device, launcher):
+    buffer = device.buffer(64)
+    buffer.free()
+    pointer = next(name for name, value in CALLS[launcher][2].items() if value == "ptr")
+    with pytest.raises(MetraleError, match="the DeviceBuffer has been freed"):
+        call(launcher, **{pointer: buffer})
+
+
+@pytest.mark.parametrize("launcher", CALLS)
+def test_a_kernel_with_other_parameters(call, launcher):
+    other = {ops.kquant_mmvq_experts_w: ("kquant_moe", "kquant_mmvq_q2_k_w")}.get(
+        launcher, ("kquant_probe", "route_probe_scores")
+    )
+    with pytest.raises(LaunchError, match=f"^{other[0]}.{other[1]}: (got|argument) .* takes "):
+        call(launcher, kernel=other)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "sizes"),
+    [
+        (ops.kquant_q8_1_rows_bf16, {"K": 1 << 31, "M": 1 << 31}),
+        (ops.kquant_swiglu_q8_1_rows_bf16, {"inter": 1 << 31, "rows": 1 << 31}),
+        (ops.kquant_mmvq_experts_w, {"experts": 65_536}),
+        (ops.moe_v41_router_gemv_f32out_products, {"N": 1 << 31}),
+        (ops.conv1d_update_chunk2, {"batch_size": 65_536}),
+    ],
+)
+def test_more_than_a_grid_holds(call, launcher, sizes):
+    with pytest.raises(LaunchError, match=f"{CALLS[launcher][1]}: grid: got "):
+        call(launcher, **sizes)
