@@ -42,9 +42,8 @@ def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) ->
     for i, r in enumerate(results):
         weights = " ".join(f"{w:.3f}" for w in r["weights"])
         picks = " ".join(map(str, r["picks"]))
-        print(
-            f"{i:>5}  {picks:<24} {weights:<32} {r['error']:>9.1e} {r['ms']:>8.3f}{'' if r['ok'] else '  OUT OF BOUNDS'}"
-        )
+        verdict = "" if r["ok"] else "  OUT OF BOUNDS"
+        print(f"{i:>5}  {picks:<24} {weights:<32} {r['error']:>9.1e} {r['ms']:>8.3f}{verdict}")
     print(
         f"\nerror: relative L2 against float64 arithmetic that rounds where the kernels store, at most {OUTPUT_BOUND}"
     )

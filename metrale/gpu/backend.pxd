@@ -31,6 +31,7 @@ cdef class GpuBackend:
     cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
     cdef uint64_t stream0                  # the default stream
     cdef dict kernels                      # (module, name) -> KernelHandle
+    cdef object loading                    # a lock
     cdef int fork_count
     cdef uint32_t max_grid[3]
     cdef uint32_t max_block[3]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """GpuBackend: memory, copies, streams, events and kernels of one device, with every allocation on the ledger."""
 
+import _thread
 import atexit
 import os
 import sys
@@ -8,7 +9,7 @@ import warnings
 import weakref
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from metrale.errors import ArgumentError, MetraleError, OutOfMemoryError, refuse
 from metrale.gpu.pointer import DevicePtr
@@ -42,6 +43,7 @@ cdef class GpuBackend:
     def __cinit__(self, *args, **kwargs):
         self.ledger = Ledger()
         self.kernels = {}
+        self.loading = _thread.RLock()
         self.closed = True
         self.fork_count = fork_count
 
@@ -231,7 +233,10 @@ cdef class GpuBackend:
         self.check_open()
         handle = self.kernels.get((module, name))
         if handle is None:
-            handle = self.kernels[module, name] = self.driver_kernel(module, name)
+            with self.loading:      # two threads would load a module twice
+                handle = self.kernels.get((module, name))
+                if handle is None:
+                    handle = self.kernels[module, name] = self.driver_kernel(module, name)
         return handle
 
     cdef KernelHandle new_kernel(self, str module, str name):

@@ -22,7 +22,6 @@ __all__ = ["OPTIONS", "architecture", "compile_cubin", "cubin", "include_dirs", 
 # a generic lambda of device code for a host function unless told otherwise.
 OPTIONS = {"std": "c++17", "fma": False, "device_as_default_execution_space": True}
 _FORMAT = 1
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _ARCH = re.compile(r"sm_[1-9]\d{1,2}[af]?")
 # Architectures whose full instruction set needs the suffixed target.
 _ARCH_SPECIFIC = {(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)}
@@ -41,8 +40,7 @@ def cubin(path: Path, arch: str) -> bytes:
     """
     if not _ARCH.fullmatch(arch):
         refuse("arch", arch, "a name like sm_80, sm_90a or sm_120a")
-    source = path.read_bytes()
-    entry = f"{path.stem}-{arch}-{_key(path, source, arch)}.cubin"
+    entry = f"{path.stem}-{arch}-{_key(path, arch)}.cubin"
     code = cache.get(entry)
     if code is None:
         code, _ = compile_cubin(path, arch)
@@ -86,7 +84,7 @@ def nvrtc_library() -> Path | None:
     return next((c for c in candidates if c.exists()), None)
 
 
-def _key(path: Path, source: bytes, arch: str) -> str:
+def _key(path: Path, arch: str) -> str:
     library = nvrtc_library()
     stat = library.stat() if library else None
     parts = {
@@ -94,26 +92,9 @@ def _key(path: Path, source: bytes, arch: str) -> str:
         "arch": arch,
         "options": OPTIONS,
         "nvrtc": [str(library.resolve()), stat.st_size, stat.st_mtime_ns] if library and stat else None,
-        "files": sorted(_digests(path, source).items()),
+        "files": sorted(sources.digests(path, include_dirs(path)).items()),
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _digests(path: Path, source: bytes) -> dict[str, str]:
-    """SHA-256 of the source and of every header that it, or one of those, names and that can be found."""
-    roots = include_dirs(path)
-    found = {path.name: hashlib.sha256(source).hexdigest()}
-    pending = [(source, path.resolve().parent)]
-    while pending:
-        text, here = pending.pop()
-        for name in {m.decode() for m in _INCLUDE.findall(text)}:
-            for root in (here, *roots):
-                header = root / name
-                if name not in found and header.is_file():
-                    data = header.read_bytes()
-                    found[name] = hashlib.sha256(data).hexdigest()
-                    pending.append((data, header.parent))
-    return found
 
 
 def _cuda_include() -> Path:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """CudaBackend: the CUDA driver API through ``cuda.bindings.cydriver``."""
 
-import os
 from pathlib import Path
 
 from cuda.bindings cimport cydriver as cu
@@ -162,22 +161,26 @@ cdef class CudaBackend(GpuBackend):
         kernel.max_shared = max(0, self.max_shared_optin - value)
         kernel.shared_opted = max(0, DEFAULT_SHARED - value)
         kernel.function = <void*>function
-        params = tuple([(f"argument {i + 1}", "any") for i in range(len(codes))]) if declared is None else declared[name]
-        kernel.set_params(params, codes)
+        if declared is None:
+            kernel.set_params(tuple([(f"argument {i + 1}", "any") for i in range(len(codes))]), codes)
+        else:
+            kernel.set_params(declared[name], codes)
         return kernel
 
     cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
-        cdef cu.CUresult result
+        cdef cu.CUresult result = cu.CUDA_SUCCESS
         cdef bint pushed = self.enter()
         if l.shared_bytes > kernel.shared_opted:
-            check(cu.cuFuncSetAttribute(<cu.CUfunction>kernel.function,
-                                        cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                        <int>kernel.max_shared), "opting in to more shared memory")
-            kernel.shared_opted = kernel.max_shared
-        with nogil:
-            result = cu.cuLaunchKernel(
-                <cu.CUfunction>kernel.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2],
-                <unsigned int>l.shared_bytes, <cu.CUstream>stream, l.args, NULL)
+            result = cu.cuFuncSetAttribute(<cu.CUfunction>kernel.function,
+                                           cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                           <int>kernel.max_shared)
+            if result == cu.CUDA_SUCCESS:
+                kernel.shared_opted = kernel.max_shared
+        if result == cu.CUDA_SUCCESS:
+            with nogil:
+                result = cu.cuLaunchKernel(
+                    <cu.CUfunction>kernel.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2],
+                    <unsigned int>l.shared_bytes, <cu.CUstream>stream, l.args, NULL)
         self.leave(pushed)
         if result != cu.CUDA_SUCCESS:
             check(result, f"launching {kernel.module}.{kernel.name} with grid {tuple(l.grid)}, "

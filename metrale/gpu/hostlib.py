@@ -3,6 +3,7 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 from pathlib import Path
 from types import ModuleType
@@ -40,18 +41,23 @@ def build_tool() -> ModuleType:
 
 def compile(path: str) -> str:
     """Compile a user's ``.cu`` file for the host, through the cache; returns the library's path."""
-    tool = build_tool()
-    source = Path(path)
-    code = source.read_bytes()
-    tree = sorted((sources.CUDA_DIR / "host").iterdir()) + sorted((sources.CUDA_DIR / "common").iterdir())
-    key = hashlib.sha256(
-        b"".join(hashlib.sha256(p.read_bytes()).digest() for p in tree if p.is_file()) + code
-    )
-    name = f"{source.stem}-host-{key.hexdigest()[:32]}.so"
-    if not (cache.folder() / name).exists():
-        with cache.reserve(name) as temporary:
-            try:
+    tool, source = build_tool(), Path(path)
+    try:
+        name = f"{source.stem}-host-{_key(tool, source)}.so"
+        if not (cache.folder() / name).exists():
+            with cache.reserve(name) as temporary:
                 tool.build([source], temporary, include=[source.resolve().parent, sources.CUDA_DIR])
-            except tool.BuildError as error:
-                raise CompileError(f"{source.name} does not compile for the host", str(error)) from error
+    except tool.BuildError as error:
+        raise CompileError(f"{source.name} does not compile for the host", str(error)) from error
     return str(cache.folder() / name)
+
+
+def _key(tool: ModuleType, source: Path) -> str:
+    """The compiler, the source and its headers, the tool and the runtime that it builds in."""
+    folder = sources.CUDA_DIR / "host"
+    roots = [source.resolve().parent, sources.CUDA_DIR, folder, *tool.find_cuda_include()]
+    runtime = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()
+    }
+    parts = [tool.find_compiler(), sorted(runtime.items()), sorted(sources.digests(source, roots).items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -8,7 +8,7 @@ from collections import deque
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cython.operator cimport dereference, predecrement
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libcpp.map cimport map as cpp_map
 
 from metrale import errors

@@ -2,16 +2,20 @@
 """The kernel sources that come with the package, and the parameters that were parsed from them."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from metrale.errors import KernelNotFound
 
-__all__ = ["CUDA_DIR", "modules", "not_found", "signatures", "source_path"]
+__all__ = ["CUDA_DIR", "digests", "modules", "not_found", "signatures", "source_path"]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # Installed, the sources lie inside the package; in an editable install, beside it.
 CUDA_DIR = _PACKAGE / "cuda" if (_PACKAGE / "cuda").is_dir() else _PACKAGE.parent / "cuda"
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -33,6 +37,23 @@ def source_path(module: str) -> Path:
     if module not in signatures():
         raise not_found(module, None, signatures())
     return CUDA_DIR / f"{module}.cu"
+
+
+def digests(path: Path, roots: Sequence[Path]) -> dict[str, str]:
+    """SHA-256 of the file at ``path`` and of every header that it, or one of those, names and that is found in
+    ``roots`` or beside the file that names it."""
+    source = path.read_bytes()
+    found = {path.name: hashlib.sha256(source).hexdigest()}
+    pending = [(source, path.resolve().parent)]
+    while pending:
+        text, here = pending.pop()
+        for name in {m.decode() for m in _INCLUDE.findall(text)}:
+            header = next((root / name for root in (here, *roots) if (root / name).is_file()), None)
+            if header is not None and str(header) not in found:
+                data = header.read_bytes()
+                found[str(header)] = hashlib.sha256(data).hexdigest()
+                pending.append((data, header.parent))
+    return found
 
 
 def not_found(module: str, name: str | None, known: Mapping[str, Iterable[str]]) -> KernelNotFound:
