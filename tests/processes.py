@@ -15,7 +15,7 @@ def python(code, *args, **env):
             [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=120,
             cwd=folder,
             env=os.environ | env,
         )

@@ -23,7 +23,7 @@ step "Demo"
 "$work/venv/bin/metrale" demo tests/data/tiny-v41.gguf
 
 step "Tests; those marked gpu are skipped where there is no GPU"
-"$work/venv/bin/pytest" --quiet
+"$work/venv/bin/pytest" --quiet --durations 5
 
 step "Kernel tests under the address and undefined-behaviour sanitizers"
 "$python" tools/sanitize.py

@@ -5,13 +5,14 @@ from typing import Any, Self
 from typing_extensions import disjoint_base
 
 from metrale.gpu.buffer import DeviceBuffer
+from metrale.gpu.driver import Driver
 from metrale.gpu.kernel import KernelHandle
 from metrale.gpu.ledger import Allocation, Ledger
 from metrale.gpu.pointer import DevicePtr
 from metrale.gpu.protocols import HostBuffer, PointerLike, StreamLike
 
 @disjoint_base
-class GpuBackend:
+class GpuBackend(Driver):
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def ledger(self) -> Ledger: ...

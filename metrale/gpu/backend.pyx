@@ -15,6 +15,8 @@ from metrale.errors import ArgumentError, MetraleError, OutOfMemoryError, refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer
+from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, CopyKind, Driver
+from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger, call_site_text
 
@@ -30,7 +32,7 @@ os.register_at_fork(after_in_child=_count_fork)
 _open = weakref.WeakSet()
 
 
-cdef class GpuBackend:
+cdef class GpuBackend(Driver):
     """One device. ``metrale.open()`` makes it; ``CudaBackend`` and ``HostBackend`` are its two kinds.
 
     Pointers are ``DevicePtr`` (an ``int``); wherever one is taken, so is a ``DeviceBuffer`` and any object with
@@ -466,89 +468,6 @@ cdef class GpuBackend:
         if nbytes == 0:
             return 0
         return self.driver_copy(kind, dst, src, nbytes, stream)
-
-    # the driver of each backend
-
-    cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0:
-        raise NotImplementedError
-
-    cdef int driver_free(self, uint64_t ptr, str kind) except -1:
-        raise NotImplementedError
-
-    cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
-        raise NotImplementedError
-
-    cdef int driver_memory(self, size_t* free, size_t* total) except -1:
-        raise NotImplementedError
-
-    cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
-        raise NotImplementedError
-
-    cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
-                         uint64_t stream) except -1:
-        raise NotImplementedError
-
-    cdef uint64_t driver_create_stream(self) except 0:
-        raise NotImplementedError
-
-    cdef int driver_destroy_stream(self, uint64_t stream) except -1:
-        raise NotImplementedError
-
-    cdef int driver_synchronize(self, uint64_t stream) except -1:
-        raise NotImplementedError
-
-    cdef uint64_t driver_create_event(self, bint timing) except 0:
-        raise NotImplementedError
-
-    cdef int driver_destroy_event(self, uint64_t event) except -1:
-        raise NotImplementedError
-
-    cdef int driver_record_event(self, uint64_t event, uint64_t stream) except -1:
-        raise NotImplementedError
-
-    cdef int driver_stream_wait_event(self, uint64_t stream, uint64_t event) except -1:
-        raise NotImplementedError
-
-    cdef int driver_event_query(self, uint64_t event) except -1:
-        raise NotImplementedError
-
-    cdef int driver_event_synchronize(self, uint64_t event) except -1:
-        raise NotImplementedError
-
-    cdef double driver_event_elapsed_ms(self, uint64_t start, uint64_t end) except? -1:
-        raise NotImplementedError
-
-    cdef KernelHandle driver_kernel(self, str module, str name):
-        raise NotImplementedError
-
-    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
-        raise NotImplementedError
-
-    cdef int driver_close(self) except -1:
-        raise NotImplementedError
-
-
-cdef uint64_t as_ptr(object value) except? 0xFFFFFFFFFFFFFFFF:
-    """The address behind ``value``: an int, a DeviceBuffer, ``__cuda_array_interface__`` or ``data_ptr()``; None is
-    the null pointer."""
-    cdef uint64_t p = 0
-    if value is None:
-        return 0
-    if isinstance(value, int):
-        address = value
-    elif isinstance(value, DeviceBuffer):
-        return (<DeviceBuffer>value).address()
-    elif hasattr(value, "__cuda_array_interface__"):
-        address = value.__cuda_array_interface__["data"][0]
-    elif hasattr(value, "data_ptr"):
-        address = value.data_ptr()
-    else:
-        refuse("ptr", value, "an int, a DeviceBuffer, or an object with __cuda_array_interface__ or data_ptr()")
-    try:
-        p = address
-    except OverflowError:
-        refuse("ptr", address, "a device address, 0 to 2**64 - 1")
-    return p
 
 
 cdef size_t _size(str name, value) except? 0xFFFFFFFFFFFFFFFF:

@@ -66,9 +66,7 @@ def compile_cubin(path: Path, arch: str, *, resource_report: bool = False) -> tu
         program = Program(path.read_text(), "c++", options)
         code = program.compile("cubin", logs=log).code
     except Exception as error:
-        raise CompileError(
-            f"{path.name} for {arch} does not compile", f"{error}\n{log.getvalue()}"
-        ) from error
+        raise CompileError(f"{path.name} for {arch} does not compile", f"{error}\n{log.getvalue()}") from error
     return bytes(code), log.getvalue()
 
 

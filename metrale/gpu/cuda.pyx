@@ -9,8 +9,9 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from metrale.errors import CudaError, MetraleError, refuse
 from metrale.gpu import cubin, signatures, sources
 
-from metrale.gpu.backend cimport COPY_D2H, COPY_H2D, CopyKind, GpuBackend, Launch
-from metrale.gpu.kernel cimport KIND_ANY, KernelHandle, param_code
+from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.driver cimport COPY_D2H, COPY_H2D, CopyKind, Launch
+from metrale.gpu.kernel cimport KIND_ANY, MAX_PARAMS, KernelHandle, param_code
 
 cdef enum:
     DEFAULT_SHARED = 48 * 1024     # shared bytes a block may have without opting in
@@ -150,8 +151,11 @@ cdef class CudaBackend(GpuBackend):
             if result == cu.CUDA_ERROR_NOT_FOUND:
                 raise sources.not_found(module, name, {module: declared or ()})
             check(result, f"looking up kernel {module}.{name}")
+            # One index too many is an error to tools that watch the driver: ask only for what the source declares.
+            limit = MAX_PARAMS + 1 if declared is None else len(declared[name])
             codes = []
-            while cu.cuFuncGetParamInfo(function, len(codes), &offset, &size) == cu.CUDA_SUCCESS:
+            while len(codes) < limit and (
+                    cu.cuFuncGetParamInfo(function, len(codes), &offset, &size) == cu.CUDA_SUCCESS):
                 codes.append(param_code(KIND_ANY, <uint32_t>size))
             check(cu.cuFuncGetAttribute(&value, cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function), name)
             kernel.max_threads = value

@@ -15,7 +15,8 @@ from libc.string cimport memcpy, memset
 from metrale.errors import LaunchError, MetraleError, refuse
 from metrale.gpu import hostlib, sources
 
-from metrale.gpu.backend cimport CopyKind, GpuBackend, Launch
+from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.driver cimport CopyKind, Launch
 from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
 
 cdef extern from "dlfcn.h" nogil:

@@ -56,8 +56,6 @@ def _key(tool: ModuleType, source: Path) -> str:
     """The compiler, the source and its headers, the tool and the runtime that it builds in."""
     folder = sources.CUDA_DIR / "host"
     roots = [source.resolve().parent, sources.CUDA_DIR, folder, *tool.find_cuda_include()]
-    runtime = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()
-    }
+    runtime = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()}
     parts = [tool.find_compiler(), sorted(runtime.items()), sorted(sources.digests(source, roots).items())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

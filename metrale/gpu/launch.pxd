@@ -4,7 +4,8 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from metrale.gpu.backend cimport GpuBackend, Launch
+from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.driver cimport Launch
 from metrale.gpu.kernel cimport (
     CODE_F32, CODE_F64, CODE_INT4, CODE_INT8, CODE_PTR, KIND_BYTES, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle,
     param_code,

@@ -8,7 +8,9 @@ from libc.string cimport memcmp
 
 from metrale.errors import ArgumentError, LaunchError
 
-from metrale.gpu.backend cimport GpuBackend, Launch, as_ptr
+from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.driver cimport Launch
+from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
 )

@@ -57,9 +57,7 @@ class MoeV41Cfg:
         if not 1 <= self.n_routed <= MAX_ROUTED:
             refuse("n_routed", self.n_routed, f"1 to {MAX_ROUTED}")
         if not 1 <= self.topk <= min(self.n_routed, MAX_TOPK):
-            refuse(
-                "topk", self.topk, f"1 to {min(self.n_routed, MAX_TOPK)} (n_routed, and at most {MAX_TOPK})"
-            )
+            refuse("topk", self.topk, f"1 to {min(self.n_routed, MAX_TOPK)} (n_routed, and at most {MAX_TOPK})")
         if not self.gate_temp > 0:
             refuse("gate_temp", self.gate_temp, "more than 0")
         if not self.swiglu_limit >= 0:

@@ -225,9 +225,7 @@ class MoeV41:
     def _header(self, layer: int) -> DevicePtr:
         return self._buffers["route_hdr"].offset(layer * U32_BYTES * (1 + 3 * self.cfg.topk))
 
-    def _select_on_device(
-        self, layer: int, weights: MoeV41LayerWeights, experts: ExpertArena, stream: int
-    ) -> None:
+    def _select_on_device(self, layer: int, weights: MoeV41LayerWeights, experts: ExpertArena, stream: int) -> None:
         cfg, b, layout = self.cfg, self._buffers, experts.layout
         ops.moe_v41_route_select(
             self.gpu,
@@ -252,9 +250,7 @@ class MoeV41:
             stream,
         )
 
-    def _select_on_host(
-        self, layer: int, weights: MoeV41LayerWeights, experts: ExpertArena, stream: int
-    ) -> None:
+    def _select_on_host(self, layer: int, weights: MoeV41LayerWeights, experts: ExpertArena, stream: int) -> None:
         gpu, cfg, b, layout = self.gpu, self.cfg, self._buffers, experts.layout
         logits = np.empty(cfg.n_routed, np.float32)
         gpu.copy_d2h_on_stream(b["logits"], logits, stream)
@@ -269,9 +265,7 @@ class MoeV41:
         self._check_flags(layer, flags)
         blocks = int(experts.base) + slots.astype(np.uint64) * np.uint64(layout.slot_bytes)
         offsets = np.array([0, layout.up_offset, layout.down_offset], np.uint64)
-        header = np.concatenate(
-            [[flags], picks.view(np.uint32), pick_weights.view(np.uint32), slots.view(np.uint32)]
-        )
+        header = np.concatenate([[flags], picks.view(np.uint32), pick_weights.view(np.uint32), slots.view(np.uint32)])
         for data, ptr in (
             (header.astype(np.uint32), self._header(layer)),
             (pick_weights[plan], b["weight_dev"]),
@@ -333,9 +327,7 @@ class MoeV41:
 
     def _check_flags(self, layer: int, flags: int) -> None:
         if flags & NOT_FINITE:
-            raise MetraleError(
-                f"layer {layer}, token 0: a router logit is NaN or infinite; no expert was picked"
-            )
+            raise MetraleError(f"layer {layer}, token 0: a router logit is NaN or infinite; no expert was picked")
         if flags & NOT_RESIDENT:
             raise MetraleError(f"layer {layer}, token 0: a picked expert is not resident")
 

@@ -28,9 +28,7 @@ class ResidentMat:
     ptr: DevicePtr
 
     @classmethod
-    def upload(
-        cls, own: Owner, name: str, kind: QuantType, shape: tuple[int, ...], data: Any
-    ) -> "ResidentMat":
+    def upload(cls, own: Owner, name: str, kind: QuantType, shape: tuple[int, ...], data: Any) -> "ResidentMat":
         """Copy ``data`` (any contiguous buffer) to the device. Refuses another kind, shape or number of bytes."""
         if kind not in MATRIX_KINDS:
             refuse(f"{name}: kind", kind.name, ", ".join(k.name for k in MATRIX_KINDS))

@@ -4,7 +4,9 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from metrale.gpu.backend cimport GpuBackend, Launch, as_ptr
+from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.driver cimport Launch
+from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_ptr, push_u32
 from metrale.ops.check cimport ceil_div, not_null, positive, u32

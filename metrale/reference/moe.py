@@ -134,14 +134,10 @@ def route_buffers(
         flags = FLAG_NOT_FINITE
     elif (slots < 0).any():
         flags = FLAG_NOT_RESIDENT
-    header = (
-        np.concatenate([[flags], route.picks, np.zeros(k, np.int64), slots]).astype(np.int32).view(np.uint32)
-    )
+    header = np.concatenate([[flags], route.picks, np.zeros(k, np.int64), slots]).astype(np.int32).view(np.uint32)
     header[1 + k : 1 + 2 * k] = route.weights.astype(np.float32).view(np.uint32)
 
-    addresses = [
-        [arena_base + max(int(slot), 0) * slot_bytes + offset for slot in slots] for offset in offsets
-    ]
+    addresses = [[arena_base + max(int(slot), 0) * slot_bytes + offset for slot in slots] for offset in offsets]
     return RouteBuffers(
         header, route.plan_weights.astype(np.float32), np.zeros(k, np.uint32), np.array(addresses, np.uint64)
     )

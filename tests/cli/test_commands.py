@@ -115,7 +115,7 @@ def test_kernels_build_fills_the_cache_without_a_gpu(tmp_path, monkeypatch, caps
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m metrale demo --tokens 1 | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -P -m metrale demo --tokens 1 | true; echo ${{PIPESTATUS[0]}}"
     env = os.environ | {"METRALE_BACKEND": "host"}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, check=True)
     assert done.stderr == ""

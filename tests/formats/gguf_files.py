@@ -15,17 +15,11 @@ def text(value: str | bytes) -> bytes:
 
 def value(kind: int, content: object) -> bytes:
     """A typed value as it follows a key's name."""
-    return struct.pack("<I", kind) + (
-        text(content) if kind == STRING else struct.pack("<" + _CODES[kind], content)
-    )
+    return struct.pack("<I", kind) + (text(content) if kind == STRING else struct.pack("<" + _CODES[kind], content))
 
 
 def array(kind: int, content: list) -> bytes:
-    body = (
-        b"".join(map(text, content))
-        if kind == STRING
-        else struct.pack(f"<{len(content)}{_CODES[kind]}", *content)
-    )
+    body = b"".join(map(text, content)) if kind == STRING else struct.pack(f"<{len(content)}{_CODES[kind]}", *content)
     return struct.pack("<IIQ", ARRAY, kind, len(content)) + body
 
 

@@ -120,9 +120,7 @@ def test_a_tensor_of_another_shape_is_refused(tmp_path, name):
     image = model()
     kind, dims, _ = image.tensors[name]
     image.tensors[name] = tensor(kind, *dims[:-1], dims[-1] + 256)
-    with pytest.raises(
-        FormatError, match=rf"tensor '{name}': got \w+ \[{dims[-1] + 256}.*needed: .*\[{dims[-1]}"
-    ):
+    with pytest.raises(FormatError, match=rf"tensor '{name}': got \w+ \[{dims[-1] + 256}.*needed: .*\[{dims[-1]}"):
         spec_of(tmp_path, image)
 
 

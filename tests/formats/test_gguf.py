@@ -172,9 +172,7 @@ def test_read_into_fills_the_buffer_from_an_offset(tiny):
 def test_read_into_from_several_threads(tiny):
     gate = tiny.tensors["blk.0.ffn_gate_exps.weight"]
     targets = np.zeros((8, gate.slice_nbytes), np.uint8)
-    readers = [
-        threading.Thread(target=gate.read_into, args=(targets[e], e * gate.slice_nbytes)) for e in range(8)
-    ]
+    readers = [threading.Thread(target=gate.read_into, args=(targets[e], e * gate.slice_nbytes)) for e in range(8)]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -294,9 +292,7 @@ def test_any_part_opens_the_whole(tmp_path, given):
     with GgufFile(split(tmp_path)[given]) as opened:
         assert opened["general.name"] == "whole"
         assert [t.numpy().tolist() for t in opened.tensors.values()] == [[0, 0], [1, -1], [2, -2]]
-        assert [t.path[-18:-5] for t in opened.tensors.values()] == [
-            f"{n:05}-of-00003"[-13:] for n in (1, 2, 3)
-        ]
+        assert [t.path[-18:-5] for t in opened.tensors.values()] == [f"{n:05}-of-00003"[-13:] for n in (1, 2, 3)]
 
 
 def test_a_missing_part_is_named(tmp_path):
@@ -308,9 +304,7 @@ def test_a_missing_part_is_named(tmp_path):
 
 def test_a_part_under_another_name_is_refused(tmp_path):
     path = split(tmp_path)[0].rename(tmp_path / "renamed.gguf")
-    with pytest.raises(
-        FormatError, match=r"renamed.gguf: key 'split.count': got 3, needed: .*-NNNNN-of-00003.gguf"
-    ):
+    with pytest.raises(FormatError, match=r"renamed.gguf: key 'split.count': got 3, needed: .*-NNNNN-of-00003.gguf"):
         GgufFile(path)
 
 
@@ -334,9 +328,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path):
     paths = split(tmp_path, 2)
     keys = {"split.no": value(U16, 1), "split.count": value(U16, 2)}
     write(paths[1], Image(keys, {"t0": (0, [1], b"\0" * 4)}))
-    with pytest.raises(
-        FormatError, match=r"00002-of-00002.gguf: tensor 't0': got the name of one in .*00001-of-00002"
-    ):
+    with pytest.raises(FormatError, match=r"00002-of-00002.gguf: tensor 't0': got the name of one in .*00001-of-00002"):
         GgufFile(paths[0])
 
 
@@ -344,9 +336,7 @@ def test_a_wrong_total_of_tensors_is_refused(tmp_path):
     paths = split(tmp_path, 2)
     keys = {"split.no": value(U16, 1), "split.count": value(U16, 2)}
     write(paths[1], Image(keys))
-    with pytest.raises(
-        FormatError, match=r"key 'split.tensors.count': got 2, needed: 1, the sum over all parts"
-    ):
+    with pytest.raises(FormatError, match=r"key 'split.tensors.count': got 2, needed: 1, the sum over all parts"):
         GgufFile(paths[0])
 
 

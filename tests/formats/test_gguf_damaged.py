@@ -178,9 +178,7 @@ def test_flipped_bytes_end_in_values_or_a_format_error(data):
 @given(st.binary(max_size=300), st.integers(0, 1 << 64), st.integers(0, 1 << 64))
 def test_random_bytes_after_a_preamble_end_in_a_format_error(tail, tensors, keys):
     with suppress(FormatError):
-        read_all(
-            b"GGUF" + struct.pack("<IQQ", 3, tensors % 4 or tensors % (1 << 64), keys % (1 << 64)) + tail
-        )
+        read_all(b"GGUF" + struct.pack("<IQQ", 3, tensors % 4 or tensors % (1 << 64), keys % (1 << 64)) + tail)
 
 
 @FUZZ

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The package's kernels as functions of NumPy arrays, through their launchers.
 
-Every array lies in device memory between guard bytes, which the kernel must leave alone, as it must its
-inputs; outputs are poisoned beforehand, and each element must have been written. bf16 arrays are uint16 bits.
+Outputs lie between guard bytes, which the kernel must leave alone, as it must its inputs; they are poisoned
+beforehand, and each element must have been written. Inputs end with their allocation, where a sanitizer sees a
+read beyond. bf16 arrays are uint16 bits.
 """
 
 import numpy as np
@@ -19,11 +20,11 @@ GUARD = 0xFF  # NaN in every float format: a value read from outside shows in th
 class DeviceArray:
     """A copy of a NumPy array, `shift` bytes off a 256-byte boundary, that launchers take as a pointer."""
 
-    def __init__(self, gpu, values, shift=0, poison=None):
+    def __init__(self, gpu, values, shift=0, poison=None, after=GUARD_BYTES):
         values = np.ascontiguousarray(values)
         self.dtype, self.shape, self.poison = values.dtype, values.shape, poison
         self._inside = slice(GUARD_BYTES + shift, GUARD_BYTES + shift + values.nbytes)
-        self._image = np.full(self._inside.stop + GUARD_BYTES, GUARD, np.uint8)
+        self._image = np.full(self._inside.stop + after, GUARD, np.uint8)
         self._image[self._inside] = values.reshape(-1).view(np.uint8)
         self.buffer = gpu.upload(self._image)
 
@@ -55,8 +56,10 @@ class Arrays:
         """What the kernel reads; None is a null pointer."""
         if values is None:
             return None
-        self._inputs.append(self.updated(values, shift))
-        return self._inputs[-1]
+        array = DeviceArray(self.gpu, values, shift, after=0)
+        self._all.append(array)
+        self._inputs.append(array)
+        return array
 
     def updated(self, values, shift=0):
         """What the kernel reads and writes."""

@@ -22,6 +22,13 @@ def test_any_shape(gpu, n, k):
     assert_bf16_near(launches.dense_gemv(gpu, x, weight), dense_gemv(x, weight))
 
 
+@pytest.mark.parametrize("k", range(1, 18))
+def test_every_length_of_the_last_eight(gpu, k):
+    rng = np.random.default_rng(k)
+    x, weight = bf16(rng, k), bf16(rng, 3, k)
+    assert_bf16_near(launches.dense_gemv(gpu, x, weight), dense_gemv(x, weight))
+
+
 @given(n=st.integers(1, 70), k=st.integers(1, 700), seed=st.integers(0, 99))
 def test_exact_sums_are_exact(gpu, n, k, seed):
     """Of small integers every partial sum is an integer that f32 holds, in any order."""

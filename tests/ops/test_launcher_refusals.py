@@ -43,6 +43,10 @@ POINTERS = {
 }
 WIDE = {"slot_bytes", "gate_off", "up_off", "down_off"}
 FLOATS = {"limit", "gate_temp", "route_scale"}
+NUMBERS = {
+    *("n", "k", "d_inner", "d_conv", "batch_size", "K", "M", "N", "y_stride_bytes", "experts", "warps"),
+    *("rows", "inter", "n_rows", "dim", "n_routed", "topk"),
+}
 POINTER = "a device pointer that is not null"
 AT_LEAST_1 = "1 or more"
 
@@ -183,6 +187,11 @@ def test_every_launcher_is_here():
     assert {launcher.__name__ for launcher in CALLS} == set(ops.__all__) == {launcher.__name__ for launcher in SIZES}
 
 
+def test_every_argument_is_of_a_kind():
+    kinds = POINTERS | WIDE | FLOATS | NUMBERS | {"norm_topk"}
+    assert {name for _, _, args in CALLS.values() for name in args} == kinds
+
+
 @pytest.mark.parametrize(
     ("launcher", "name"), named(row for row in arguments(POINTERS) if CALLS[row[0]][2][row[1]] == "ptr")
 )
@@ -205,14 +214,7 @@ def test_topk_beyond_32(call):
         call(ops.moe_v41_route_select, n_routed=1024, topk=33)
 
 
-NUMBERS = [
-    row
-    for launcher, (_, _, args) in CALLS.items()
-    for row in [(launcher, name) for name in args if name not in POINTERS | WIDE | FLOATS | {"norm_topk"}]
-]
-
-
-@pytest.mark.parametrize(("launcher", "name"), named(NUMBERS))
+@pytest.mark.parametrize(("launcher", "name"), named(arguments(NUMBERS)))
 @pytest.mark.parametrize("value", [-1, 1 << 32, 1 << 64, 4.0, "4", None])
 def test_numbers_that_are_not_u32(call, launcher, name, value):
     with pytest.raises(ArgumentError, match=f"^{name}: got {value!r}, allowed: an integer, 0 to 4294967295$"):

@@ -131,6 +131,15 @@ def test_logits(gpu, form, n, k):
     assert (error <= sum_error_bound(x, weight)).all()
 
 
+@EACH_ROUTER
+@pytest.mark.parametrize("k", range(1, 18))
+def test_logits_of_every_length_of_the_last_eight(gpu, form, k):
+    rng = np.random.default_rng(k)
+    x, weight = bf16(rng, 2, k), bf16(rng, 3, k)
+    error = np.abs(launches.router(gpu, form, x, weight) - dense_gemm(x, weight))
+    assert (error <= sum_error_bound(x, weight)).all()
+
+
 @pytest.mark.parametrize("m", range(1, 9))
 @pytest.mark.parametrize(("n", "k"), [(5, 512), (4, 2309), (9, 24)])
 def test_both_forms_give_the_same_bits(gpu, m, n, k):

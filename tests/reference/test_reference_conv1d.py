@@ -33,9 +33,7 @@ def test_the_output_is_the_convolution_of_the_whole_signal(case, with_bias):
     signal = np.concatenate([state.astype(np.float64), bf16_values(x).transpose(0, 2, 1)], axis=-1)
     for b in range(BATCH):
         for c in range(DIM):
-            y = np.correlate(signal[b, c], bf16_values(weight)[c], "valid")[1:] + (
-                bias[c] if with_bias else 0
-            )
+            y = np.correlate(signal[b, c], bf16_values(weight)[c], "valid")[1:] + (bias[c] if with_bias else 0)
             np.testing.assert_allclose(out[b, :, c], y / (1 + np.exp(-y)), rtol=1e-12)
 
 

@@ -160,9 +160,7 @@ def test_mmvq_is_the_product_of_what_is_stored(kquant_blocks, kind):
             w = dequantize(kind, weight[n]).astype(np.float64)
             d = y.d_bits.view(np.float16).astype(np.float64)[m]
             expected[m, n] = sum(d[b] * (w[32 * b : 32 * b + 32] @ y.q[m, b]) for b in range(32))
-    np.testing.assert_allclose(
-        mmvq(kind, weight, y), expected, rtol=1e-9, atol=1e-12 * np.abs(expected).max()
-    )
+    np.testing.assert_allclose(mmvq(kind, weight, y), expected, rtol=1e-9, atol=1e-12 * np.abs(expected).max())
 
 
 def test_mmvq_is_near_the_unquantised_product(kquant_blocks):

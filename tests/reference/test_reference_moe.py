@@ -86,9 +86,7 @@ def test_a_token_that_is_not_finite_is_refused(tiny_layer, tiny_expected):
 
 def test_scores_are_roots_of_softplus_and_linear_above_20():
     scores = moe.routing_scores([-700.0, 0.0, 20.0, 20.5, 1000.0])
-    np.testing.assert_allclose(
-        scores[1:] ** 2, [np.log(2), 20 + np.log1p(np.exp(-20)), 20.5, 1000.0], rtol=1e-14
-    )
+    np.testing.assert_allclose(scores[1:] ** 2, [np.log(2), 20 + np.log1p(np.exp(-20)), 20.5, 1000.0], rtol=1e-14)
     assert 0 <= scores[0] < 1e-100
 
 
@@ -159,9 +157,7 @@ def test_the_header_holds_flags_picks_weights_and_slots():
     assert out.hdr[7:].tolist() == [6, 5, 4]
     assert (out.plan_w == route.plan_weights.astype(np.float32)).all()
     assert out.plan_rows.tolist() == [0, 0, 0]
-    assert out.ptrs.tolist() == [
-        [(1 << 40) + 1000 * s + offset for s in (6, 5, 4)] for offset in (0, 300, 600)
-    ]
+    assert out.ptrs.tolist() == [[(1 << 40) + 1000 * s + offset for s in (6, 5, 4)] for offset in (0, 300, 600)]
 
 
 def test_a_pick_without_a_slot_points_at_slot_0():
@@ -187,9 +183,7 @@ def test_swiglu_clamps_the_gate_above_and_the_value_on_both_sides():
     def silu(g):
         return g / (1 + np.exp(-g))
 
-    np.testing.assert_allclose(
-        moe.swiglu(gate, up, None, 10.0), [[-10 * silu(10), 10 * silu(-20), 2 * silu(1)]]
-    )
+    np.testing.assert_allclose(moe.swiglu(gate, up, None, 10.0), [[-10 * silu(10), 10 * silu(-20), 2 * silu(1)]])
     np.testing.assert_allclose(moe.swiglu(gate, up, [0.5], 0.0), [[-10 * silu(20), 10 * silu(-20), silu(1)]])
 
 

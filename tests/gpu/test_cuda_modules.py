@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The package's modules as the CUDA driver sees them."""
+
+import pytest
+
+from metrale.gpu import cubin, sources
+
+KERNELS = [(module, kernel) for module, kernels in sources.signatures().items() for kernel in kernels]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("module", "kernel"), KERNELS)
+def test_the_binary_has_the_parameters_that_the_source_declares_and_no_more(cuda, module, kernel):
+    from cuda.bindings import driver
+
+    ok = driver.CUresult.CUDA_SUCCESS
+    handle = cuda.kernel(module, kernel)  # checks each declared parameter's size, and makes the context current
+    error, image = driver.cuModuleLoadData(cubin.cubin(sources.source_path(module), cuda.arch))
+    assert error == ok
+    try:
+        error, function = driver.cuModuleGetFunction(image, kernel.encode())
+        assert error == ok
+        results = [driver.cuFuncGetParamInfo(function, i)[0] for i in range(len(handle.params) + 1)]
+        assert results == [ok] * len(handle.params) + [driver.CUresult.CUDA_ERROR_INVALID_VALUE]
+    finally:
+        driver.cuModuleUnload(image)
