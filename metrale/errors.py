@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+LONGEST_VALUE = 200  # characters of a refused value that a message shows
+
+
 class MetraleError(Exception):
     """Base of every error of the package."""
 
@@ -74,19 +77,27 @@ class OutOfMemoryError(CudaError):
     `holders` (allocations of the ledger)."""
 
     def __init__(self, kind: str, asked: int, free: int, total: int, holders: Sequence[object]) -> None:
-        held = "; ".join(map(repr, holders)) or "nothing of this backend's"
+        held = "; ".join(map(str, holders)) or "nothing of this backend's"
         room = f"{free:,} free of {total:,}; largest holders: {held}"
         what = f"allocating {asked:,} bytes of {kind} memory ({room})"
         super().__init__(2, "CUDA_ERROR_OUT_OF_MEMORY", what)
+        self.kind = kind
         self.asked = asked
         self.free = free
         self.total = total
         self.holders = tuple(holders)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # To another process go the words of the holders: the allocations are this one's.
+        return type(self), (self.kind, self.asked, self.free, self.total, tuple(map(str, self.holders)))
+
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
     """Raise the `ArgumentError` that says which argument, what it was and what it may be."""
-    raise ArgumentError(f"{name}: got {value!r}, allowed: {allowed}")
+    shown = repr(value)
+    if len(shown) > LONGEST_VALUE:
+        shown = f"{shown[:LONGEST_VALUE]}..."
+    raise ArgumentError(f"{name}: got {shown}, allowed: {allowed}")
 
 
 def malformed(path: str | os.PathLike[str], what: str, got: object, needed: str) -> NoReturn:

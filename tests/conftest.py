@@ -100,13 +100,19 @@ def open_backend(name):
 
 
 def leaving_nothing(backend):
+    """Yield the backend; afterwards fail for, and take back, what was not there before."""
+    before = backend.snapshot()
     yield backend
     left = backend.snapshot()
-    for allocation in backend.ledger.live():
-        release = backend.free_host_pinned if allocation.kind == "pinned" else backend.free
-        release(allocation.ptr)
-    for stream in left["streams"]:
+    known = {allocation["seq"] for allocation in before["allocations"]}
+    allocations = [a for a in backend.ledger.live() if a.seq not in known]
+    for allocation in allocations:
+        if allocation.owner is None:
+            release = backend.free_host_pinned if allocation.kind == "pinned" else backend.free
+            release(allocation.ptr)
+    streams, events = left["streams"].keys() - before["streams"], left["events"].keys() - before["events"]
+    for stream in streams:
         backend.destroy_stream(stream)
-    for event in left["events"]:
+    for event in events:
         backend.destroy_event(event)
-    assert (left["allocations"], left["streams"], left["events"]) == ([], {}, {})
+    assert (allocations, streams, events) == ([], set(), set())

@@ -62,6 +62,8 @@ def main() -> int:
     options = parser.parse_args()
 
     with metrale.open("cuda") as gpu:
+        # metrale leaves no context current; the calls that make graphs here need one.
+        _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(gpu.ordinal))))
         bench = Bench(gpu)
         copy_rate = bench.copy_rate()
         rows = []

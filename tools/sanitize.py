@@ -16,8 +16,7 @@ from pathlib import Path
 
 from metrale.gpu import hostlib, sources
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-KERNEL_TESTS = [str(TESTS / "ops"), str(TESTS / "moe_v41" / "test_tiny_model.py")]
+KERNEL_TESTS = str(Path(__file__).resolve().parents[1] / "tests" / "ops")
 
 
 def main(arguments: list[str]) -> int:
@@ -34,19 +33,9 @@ def main(arguments: list[str]) -> int:
                 "METRALE_BACKEND": "host",
                 "METRALE_HOST_LIBRARY": str(library),
             }
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "--durations",
-                "5",
-                "-m",
-                "not gpu",
-                *(arguments or KERNEL_TESTS),
-            ]
-            # Not from the source tree, where the package lies without its compiled parts.
-            done = subprocess.run(command, env=environment, cwd=folder)
+            # -P: the source tree, where the package lies without its compiled parts, stays off the path.
+            command = [sys.executable, "-P", "-m", "pytest", "-q", "-m", "not gpu", *(arguments or [KERNEL_TESTS])]
+            done = subprocess.run(command, env=environment)
             if done.returncode:
                 return done.returncode
     return 0

@@ -17,6 +17,18 @@ enum { METRALE_PTR = 1, METRALE_INT = 2, METRALE_FLOAT = 3, METRALE_BYTES = 4 };
 
 enum { METRALE_FORWARD = 0, METRALE_REVERSED = 1, METRALE_SHUFFLED = 2 };
 
+/* What a launch is held to: the limits of compute capability 9.0. */
+enum {
+    METRALE_MAX_GRID_X = 0x7fffffff,
+    METRALE_MAX_GRID_Y = 0xffff,
+    METRALE_MAX_GRID_Z = 0xffff,
+    METRALE_MAX_BLOCK_X = 1024,
+    METRALE_MAX_BLOCK_Y = 1024,
+    METRALE_MAX_BLOCK_Z = 64,
+    METRALE_MAX_THREADS = 1024,       /* of a block */
+    METRALE_MAX_SHARED_BYTES = 232448 /* of a block; here its dynamic shared memory alone */
+};
+
 typedef struct {
     const char* name;
     uint8_t kind;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "block.h"
 
+#include "overflow.h"
 #include "shared.h"
 
 #include <cstdlib>
@@ -33,7 +34,7 @@ uint64_t meet_warp(const Site& site, unsigned mask, Combine combine, uint64_t va
     return worker->meet_warp(site, mask, combine, value, source, exits_count);
 }
 
-Worker::Worker() : stacks_(run_stack) {}
+Worker::Worker() : stacks_(run_stack) { catch_overflows(*this); }
 Worker::~Worker() { std::free(shared_); }
 
 void Worker::prepare(const Launch& launch) {
@@ -65,6 +66,7 @@ bool Worker::run_block(uint3 block, uint64_t number) {
     fill_static_shared(kFill[config.order]);
     std::memset(shared_, kFill[config.order], shared_bytes_);
     worker = this;
+    system_thread_ = pthread_self();
     gridDim = {config.grid[0], config.grid[1], config.grid[2]};
     blockDim = {config.block[0], config.block[1], config.block[2]};
     blockIdx = block;
@@ -89,6 +91,7 @@ bool Worker::run_block(uint3 block, uint64_t number) {
     stack_ = &stacks_.take();
     switch_stack(main_, *stack_);
     worker = nullptr;
+    stack_ = nullptr;
     if (error_.empty())
         return true;
     stacks_.reclaim();

@@ -8,6 +8,7 @@
 #include "fiber.h"
 #include "meetings.h"
 
+#include <pthread.h>
 #include <random>
 #include <string>
 #include <vector>
@@ -96,6 +97,12 @@ public:
     [[noreturn]] void fail(const std::string& what);
     [[noreturn]] void fail_at(const Site& site, const std::string& what);
 
+    // At a fault, as a signal handler may ask: whether it is this worker's running thread, out of stack.
+    bool out_of_stack(const void* address) const {
+        return stack_ && pthread_equal(system_thread_, pthread_self()) &&
+               StackPool::past_end(*stack_, address);
+    }
+
 private:
     static void run_stack();
     void begin(Thread& thread);
@@ -115,7 +122,8 @@ private:
     const Launch* launch_ = nullptr;
     StackPool stacks_;
     Stack main_;
-    Stack* stack_ = nullptr;
+    Stack* stack_ = nullptr; // the running thread's; none between blocks
+    pthread_t system_thread_{};
     std::vector<Thread> threads_;
     std::vector<Warp> warps_;
     std::vector<unsigned> sequence_; // ranks in the order they begin

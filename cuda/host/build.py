@@ -11,7 +11,7 @@ nothing beyond the standard library.
 """
 
 import argparse
-import contextlib
+import hashlib
 import importlib.util
 import os
 import shlex
@@ -19,13 +19,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 RUNTIME = tuple(
-    HERE / name for name in ("block.cpp", "meetings.cpp", "combine.cpp", "fiber.cpp", "shared.cpp", "launch.cpp")
+    HERE / f"{name}.cpp" for name in ("block", "meetings", "combine", "fiber", "overflow", "shared", "launch")
 )
 
 FLAGS = (
@@ -35,18 +36,12 @@ FLAGS = (
     "-ffp-contract=off",  # a kernel's bits are those that it spells out
     "-fno-strict-aliasing",  # kernels load one type's bytes as another's, which CUDA's compilers allow
     "-fno-extern-tls-init",
+    "-fstack-clash-protection",  # or a large frame would step over the guard at a stack's end
     "-Wall",
     "-Wno-unknown-pragmas",
 )
 # The library is never unloaded: its threads sleep in it.
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,--build-id=none")
-
-# A header of CUDA that sources need under a C++ compiler, and the wheel that has it.
-HEADERS = {
-    "cuda_bf16.h": "nvidia-cuda-runtime",
-    "crt/host_defines.h": "nvidia-cuda-crt",
-    "nv/target": "nvidia-cuda-cccl",
-}
 
 
 class BuildError(Exception):
@@ -75,13 +70,7 @@ def build(
     """
     units = {Path(source).stem: Path(source).resolve() for source in sources}
     compiler = find_compiler(cxx)
-    flags = [*FLAGS, *(("-O1", "-g", "-fno-omit-frame-pointer") if sanitize else ("-O2",))]
-    if sanitize:
-        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
-    if static_shared:
-        flags.append("-DMETRALE_STATIC_SHARED")
-    flags += [f"-I{path}" for path in (HERE.parent, HERE, *include)]
-    flags += [f"-isystem{path}" for path in find_cuda_include(cuda_include)]
+    flags = _flags(include, cuda_include, sanitize, static_shared)
 
     pool = ThreadPoolExecutor(jobs or os.cpu_count())
     with tempfile.TemporaryDirectory(prefix="metrale-") as folder, pool:
@@ -134,21 +123,23 @@ def find_compiler(cxx: str | None = None) -> list[str]:
 
 
 def find_cuda_include(given: str | os.PathLike | None = None) -> list[Path]:
-    """The folders of CUDA's headers: the one given, else the first complete one of the wheels' and a toolkit's."""
-    candidates = [Path(given)] if given else [*_wheels(), *_toolkits()]
-    incomplete = []
-    for folder in candidates:
-        folders = [folder, folder / "cccl"] if (folder / "cccl").is_dir() else [folder]
-        absent = [header for header in HEADERS if not any((path / header).is_file() for path in folders)]
-        if not absent:
-            return folders
-        if (folder / "cuda_bf16.h").is_file():
-            wheel = HEADERS[absent[0]]
-            incomplete.append(f"{folder} lacks {absent[0]}: pip install {wheel} (of the same CUDA version)")
-    if incomplete:
-        raise BuildError("\n".join(incomplete))
-    where = ", ".join(map(str, candidates)) or "no toolkit, and no wheel on sys.path"
-    raise BuildError(f"CUDA's headers are missing ({where}): pip install {' '.join(HEADERS.values())}")
+    """The folders of CUDA's headers: the one given, else the wheels', conda's or a toolkit's."""
+    toolkit = _of_package("toolkit")
+    try:
+        return toolkit.include_folders(toolkit.HOST_HEADERS, given)
+    except toolkit.HeadersMissing as error:
+        raise BuildError(str(error)) from None
+
+
+def fingerprint(source: str | os.PathLike, *, include: Iterable[str | os.PathLike] = ()) -> str:
+    """Another one than before if `build` would make another library of a source: a digest of the text that the
+    compiler sees, the compiler, this tool and the runtime."""
+    compiler = find_compiler()
+    digest = hashlib.sha256(shlex.join(compiler).encode() + _run(*compiler, "--version").encode())
+    digest.update(_preprocess(compiler, _flags(include), Path(source)).encode())
+    for path in (*sorted(path for path in HERE.iterdir() if path.is_file()), _package_path("signatures")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
 
 
 def sanitizer_environment(cxx: str | None = None) -> dict[str, str]:
@@ -162,38 +153,31 @@ def sanitizer_environment(cxx: str | None = None) -> dict[str, str]:
     return {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": options}
 
 
-def _wheels() -> Iterator[Path]:
-    for entry in sys.path:
-        yield from Path(entry or ".").glob("nvidia/cu13/include")
-    with contextlib.suppress(Exception):  # cuda.pathfinder may be absent; it knows conda's folders too
-        from cuda.pathfinder import find_nvidia_header_directory
+def _flags(
+    include: Iterable[str | os.PathLike],
+    cuda_include: str | os.PathLike | None = None,
+    sanitize: str = "",
+    static_shared: bool = False,
+) -> list[str]:
+    flags = [*FLAGS, *(("-O1", "-g", "-fno-omit-frame-pointer") if sanitize else ("-O2",))]
+    if sanitize:
+        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
+    if static_shared:
+        flags.append("-DMETRALE_STATIC_SHARED")
+    flags += [f"-I{path}" for path in (HERE.parent, HERE, *include)]
+    return flags + [f"-isystem{path}" for path in find_cuda_include(cuda_include)]
 
-        found = find_nvidia_header_directory("cudart")
-        if found:
-            yield Path(found)
 
-
-def _toolkits() -> list[Path]:
-    roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    return [Path(root) / "include" for root in roots if root and Path(root).is_dir()]
+def _preprocess(compiler: Sequence[str], flags: Sequence[str], source: Path) -> str:
+    """A source with its headers and without its macros, but for `__global__`."""
+    options = ("-E", "-x", "c++", "-D__global__=__global__", "-include", "metrale_host.h")
+    return _run(*compiler, *flags, *options, source)
 
 
 def _kernels(compiler: Sequence[str], flags: Sequence[str], source: Path) -> dict:
-    signatures = _signature_parser()
-    text = _run(
-        *compiler,
-        *flags,
-        "-E",
-        "-P",
-        "-x",
-        "c++",
-        "-D__global__=__global__",
-        "-include",
-        "metrale_host.h",
-        source,
-    )
+    signatures = _of_package("signatures")
     try:
-        kernels = signatures.parse(text)
+        kernels = signatures.parse(_preprocess(compiler, flags, source))
     except signatures.SignatureError as error:
         raise BuildError(f"{source}: {error}") from None
     if not kernels:
@@ -201,16 +185,20 @@ def _kernels(compiler: Sequence[str], flags: Sequence[str], source: Path) -> dic
     return kernels
 
 
-def _signature_parser():
-    """metrale/gpu/signatures.py, without importing the package, which need not be built (installed, it holds us)."""
-    for root in (HERE.parents[1] / "metrale", HERE.parents[1]):
-        path = root / "gpu" / "signatures.py"
+def _of_package(name: str) -> ModuleType:
+    """A module of metrale/gpu, without importing the package, which need not be built."""
+    spec = importlib.util.spec_from_file_location(f"metrale_{name}", _package_path(name))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _package_path(name: str) -> Path:
+    for root in (HERE.parents[1] / "metrale", HERE.parents[1]):  # in the source tree; installed, the package holds us
+        path = root / "gpu" / f"{name}.py"
         if path.is_file():
-            spec = importlib.util.spec_from_file_location("metrale_signatures", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
-    raise BuildError(f"gpu/signatures.py of the package is not beside {HERE.parent}")
+            return path
+    raise BuildError(f"gpu/{name}.py of the package is not beside {HERE.parent}")
 
 
 def _unit(module: str, source: Path, kernels: dict) -> str:

@@ -7,14 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define METRALE_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define METRALE_ASAN 1
-#endif
-#endif
-
 #ifdef METRALE_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -23,11 +15,6 @@
 namespace metrale::host {
 namespace {
 
-#ifdef METRALE_ASAN
-constexpr size_t kStackBytes = 512 << 10; // red zones around every array
-#else
-constexpr size_t kStackBytes = 128 << 10;
-#endif
 constexpr size_t kChunkStacks = 32;
 // Tops at one offset in their pages would share a few cache sets.
 constexpr size_t kColours = 61, kColourBytes = 192;
@@ -100,6 +87,10 @@ void switch_stack(Stack& from, Stack& to) {
 }
 
 void StackPool::enter() { arrive(nullptr); }
+
+bool StackPool::past_end(const Stack& stack, const void* address) {
+    return address >= stack.memory - page_bytes() && address < stack.memory;
+}
 
 StackPool::~StackPool() {
     for (char* chunk : chunks_)

@@ -11,7 +11,18 @@
 #include <ucontext.h>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+#define METRALE_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define METRALE_ASAN 1
+#endif
+#endif
+
 namespace metrale::host {
+
+// Twice what CUDA grants a thread in local memory. It is address space: pages come with their first use.
+inline constexpr size_t kStackBytes = 1 << 20;
 
 // A place to run: a pooled stack, or (with no memory of its own) the operating system thread's.
 struct Stack {
@@ -38,6 +49,8 @@ public:
 
     Stack& take();
     void give(Stack& stack) { free_.push_back(&stack); }
+    // Whether an address is in the guard that lies past the end of a stack.
+    static bool past_end(const Stack& stack, const void* address);
     // The first thing that `entry` calls.
     static void enter();
     // Takes every stack back, whatever slept on it, to begin anew.

@@ -3,6 +3,7 @@
 // The C interface: checks a launch, and spreads its blocks over operating system threads.
 #include "abi.h"
 #include "block.h"
+#include "overflow.h"
 #include "registry.h"
 
 #include <algorithm>
@@ -18,10 +19,8 @@
 namespace metrale::host {
 namespace {
 
-constexpr size_t kMaxSharedBytes = 232448; // a block's on an H200
-constexpr uint64_t kMaxThreads = 1024;
-constexpr uint32_t kMaxBlock[3] = {1024, 1024, 64};
-constexpr uint32_t kMaxGrid[3] = {0x7fffffff, 0xffff, 0xffff};
+constexpr uint32_t kMaxBlock[3] = {METRALE_MAX_BLOCK_X, METRALE_MAX_BLOCK_Y, METRALE_MAX_BLOCK_Z};
+constexpr uint32_t kMaxGrid[3] = {METRALE_MAX_GRID_X, METRALE_MAX_GRID_Y, METRALE_MAX_GRID_Z};
 #ifdef METRALE_STATIC_SHARED
 constexpr uint32_t kMaxWorkers = 1;
 #else
@@ -56,6 +55,7 @@ public:
     void run(Worker& worker) noexcept {
         std::string error;
         uint64_t position = 0;
+        SignalStack signals;
         try {
             worker.prepare(launch_);
             while ((position = next_++) < failed_.load(std::memory_order_relaxed)) {
@@ -196,12 +196,12 @@ std::string refuse(const metrale_host_config& config) {
     if (out_of_range(config.block, kMaxBlock))
         return "the block " + extent(config.block) + " is outside 1 to " + extent(kMaxBlock);
     const uint64_t threads = uint64_t{config.block[0]} * config.block[1] * config.block[2];
-    if (threads > kMaxThreads)
+    if (threads > METRALE_MAX_THREADS)
         return "the block " + extent(config.block) + " has " + std::to_string(threads) +
-               " threads, over the limit of " + std::to_string(kMaxThreads);
-    if (config.shared_bytes > kMaxSharedBytes)
+               " threads, over the limit of " + std::to_string(METRALE_MAX_THREADS);
+    if (config.shared_bytes > METRALE_MAX_SHARED_BYTES)
         return std::to_string(config.shared_bytes) + " bytes of shared memory are over the limit of " +
-               std::to_string(kMaxSharedBytes);
+               std::to_string(METRALE_MAX_SHARED_BYTES);
     if (config.order < METRALE_FORWARD || config.order > METRALE_SHUFFLED)
         return "there is no thread order " + std::to_string(config.order);
     return {};

@@ -6,6 +6,7 @@
 #include "abi.h"
 
 #include <cstddef>
+#include <cstring>
 #include <initializer_list>
 #include <string_view>
 #include <type_traits>
@@ -43,9 +44,17 @@ constexpr bool takes(void (*)(A...), std::initializer_list<std::string_view> wor
     return ((*word++ == word_for<A>()) && ...);
 }
 
+// An argument lies at whatever address: not at one that an overaligned type could be read from in place.
+template <class T>
+T read(const void* argument) {
+    alignas(T) unsigned char bytes[sizeof(T)];
+    std::memcpy(bytes, argument, sizeof(T));
+    return *reinterpret_cast<T*>(bytes);
+}
+
 template <class... A, size_t... I>
 void invoke(void (*function)(A...), void** args, std::index_sequence<I...>) {
-    function(*static_cast<std::remove_cv_t<A>*>(args[I])...);
+    function(read<std::remove_cv_t<A>>(args[I])...);
 }
 
 template <class... A>

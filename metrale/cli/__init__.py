@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone (`metrale demo | head`): nothing is left to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (MetraleError, OSError) as error:
-        print(f"metrale {options.command}: {error}", file=sys.stderr)
+    except (MetraleError, OSError, MemoryError) as error:
+        print(f"metrale {options.command}: {str(error) or 'out of memory'}", file=sys.stderr)
         return 2
 
 

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """``metrale demo``: tokens through a MoE layer, one by one, beside the float64 reference."""
 
-import json
 import time
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from metrale.cli.layer import OUTPUT_BOUND, WEIGHT_BOUND, LayerUnderTest, open_layer, relative_l2, tokens
+from metrale.cli.json_text import print_json
+from metrale.cli.layer import (
+    OUTPUT_BOUND,
+    WEIGHT_BOUND,
+    LayerUnderTest,
+    largest_difference,
+    open_layer,
+    relative_l2,
+    tokens,
+)
 from metrale.reference.bf16 import bf16_values
 from metrale.reference.moe import moe_layer_quantised
 
@@ -17,9 +26,9 @@ __all__ = ["demo"]
 def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) -> int:
     """Run ``count`` tokens; 1 if a pick, weight or output is out of bounds or memory is left over, else 0."""
     with open_layer(model, layer) as run:
-        inputs = tokens(seed, count, run.spec.dim)
-        run_token(run, inputs[0])  # compiles, or reads the cache
-        results = [run_token(run, x) for x in inputs]
+        dim = run.spec.dim
+        run_token(run, next(tokens(seed, dim)))  # compiles, or reads the cache
+        results = [run_token(run, x) for x in islice(tokens(seed, dim), count)]
         before = run.gpu.snapshot()
         report = run.gpu.alloc_report()
         facts = {"device": run.gpu.name, "backend": run.gpu.kind, "model": run.title, "layer": layer}
@@ -33,7 +42,7 @@ def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) ->
             "live_bytes_after_free": after["live_bytes"],
             "live_allocs_after_free": after["live_allocs"],
         }
-        print(json.dumps(facts | {"shape": shape, "tokens": results, "memory": memory, "ok": good}, indent=2))
+        print_json(facts | {"shape": shape, "tokens": results, "memory": memory, "ok": good})
         return 0 if good else 1
 
     print(f"{facts['device']}: {facts['model']}, layer {layer}")
@@ -65,7 +74,7 @@ def run_token(run: LayerUnderTest, x: Any) -> dict[str, Any]:
     expected = moe_layer_quantised(run.oracle, x)
     error = relative_l2(bf16_values(run.read("out", "uint16", run.spec.dim)), expected.out)
     same_picks = np.array_equal(picked.picks, expected.route.picks)
-    weight_error = float(np.abs(picked.weights - expected.route.weights).max()) if same_picks else float("inf")
+    weight_error = largest_difference(picked.weights, expected.route.weights)
     return {
         "picks": picked.picks.tolist(),
         "weights": picked.weights.tolist(),

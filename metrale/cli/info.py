@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """``metrale info``."""
 
-import json
 import platform
 from importlib import metadata
 from typing import Any
 
 import metrale
+from metrale.cli.json_text import print_json
 from metrale.errors import MetraleError
 from metrale.gpu import cache, cubin, sources
 
 __all__ = ["info"]
 
-PACKAGES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "numpy", "cython")
+PACKAGES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "numpy")
 
 
 def info(*, as_json: bool) -> int:
     """Print what there is to run on."""
     facts = _facts()
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return 0
     print(f"metrale {facts['metrale']}, Python {facts['python']}, {facts['platform']}")
     for backend in facts["backends"]:

@@ -19,7 +19,15 @@ from metrale.moe_v41 import MoeV41
 from metrale.reference import moe as reference
 from metrale.reference.bf16 import bf16_bits
 
-__all__ = ["OUTPUT_BOUND", "WEIGHT_BOUND", "LayerUnderTest", "open_layer", "relative_l2", "tokens"]
+__all__ = [
+    "OUTPUT_BOUND",
+    "WEIGHT_BOUND",
+    "LayerUnderTest",
+    "largest_difference",
+    "open_layer",
+    "relative_l2",
+    "tokens",
+]
 
 WEIGHT_BOUND = 1e-5
 """Largest error of a routing weight."""
@@ -68,13 +76,24 @@ def open_layer(model: str | None, layer: int) -> Iterator[LayerUnderTest]:
         yield LayerUnderTest(gpu, title, spec, moe, reference.MoeLayer.of(spec))
 
 
-def tokens(seed: int, count: int, dim: int) -> npt.NDArray[np.uint16]:
-    """``count`` normally distributed tokens, bf16 bits ``[count, dim]``."""
-    return bf16_bits(np.random.default_rng(seed).standard_normal((count, dim)))
+def tokens(seed: int, dim: int) -> Iterator[npt.NDArray[np.uint16]]:
+    """Normally distributed tokens without end, bf16 bits ``[dim]`` each."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield bf16_bits(rng.standard_normal(dim))
 
 
 def relative_l2(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     """``|got - expected| / |expected|``; infinity if anything is not finite."""
     difference = np.linalg.norm(np.asarray(got, np.float64) - expected)
-    error = float(difference / max(float(np.linalg.norm(expected)), np.finfo(np.float64).tiny))
-    return error if np.isfinite(error) else float("inf")
+    return _finite(difference / max(float(np.linalg.norm(expected)), np.finfo(np.float64).tiny))
+
+
+def largest_difference(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Of all elements; infinity if anything is not finite."""
+    return _finite(np.abs(got - expected).max())
+
+
+def _finite(error: Any) -> float:
+    # A NaN compares with no bound and no other error.
+    return float(error) if np.isfinite(error) else float("inf")

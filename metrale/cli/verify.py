@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """``metrale verify``: every stage of a MoE layer against float64 of what the stage read."""
 
-import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from metrale.cli.layer import OUTPUT_BOUND, WEIGHT_BOUND, LayerUnderTest, open_layer, relative_l2, tokens
-from metrale.formats.kquant import BF16, kquant_q8_1_rows_bytes
+from metrale.cli.json_text import print_json
+from metrale.cli.layer import (
+    OUTPUT_BOUND,
+    WEIGHT_BOUND,
+    LayerUnderTest,
+    largest_difference,
+    open_layer,
+    relative_l2,
+    tokens,
+)
+from metrale.formats.kquant import BF16, Q8_1_BLOCK_VALUES, kquant_q8_1_rows_bytes
 from metrale.reference import kquant, moe
 from metrale.reference.bf16 import bf16_round, bf16_values
 
@@ -17,6 +26,7 @@ __all__ = ["verify"]
 
 LOGIT_BOUND = 1e-5
 """Relative L2 error of the router's f32 logits."""
+Q8_1_BLOCK = np.dtype([("d", "<u2"), ("sum", "<u2"), ("q", np.int8, Q8_1_BLOCK_VALUES)])
 
 
 class Check(NamedTuple):
@@ -37,7 +47,7 @@ def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
     """Check ``count`` tokens; 1 if a stage is out of bounds, else 0."""
     worst: dict[str, Check] = {}
     with open_layer(model, layer) as run:
-        for x in tokens(seed, count, run.spec.dim):
+        for x in islice(tokens(seed, run.spec.dim), count):
             with run.gpu.upload(x, "verify.x") as staged:
                 for check in _stages(run, x, staged):
                     if check.stage not in worst or check.error > worst[check.stage].error:
@@ -47,7 +57,7 @@ def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
     if as_json:
         stages = [check._asdict() | {"ok": check.ok} for check in worst.values()]
         facts = {"device": name, "model": model, "layer": layer, "tokens": count, "seed": seed}
-        print(json.dumps(facts | {"stages": stages, "ok": good}, indent=2))
+        print_json(facts | {"stages": stages, "ok": good})
         return 0 if good else 1
     print(f"{name}: {model}, layer {layer}, worst of {count} tokens\n")
     for check in worst.values():
@@ -76,7 +86,8 @@ def _stages(run: LayerUnderTest, x: npt.NDArray[np.uint16], staged: Any) -> Iter
     )
     route = oracle.route(logits)
     yield Check("picks", float((picked.picks != route.picks).sum()), 0, "picks that differ")
-    yield Check("weights", float(np.abs(picked.weights - route.weights).max()), WEIGHT_BOUND, "largest difference")
+    weight_error = largest_difference(picked.weights, route.weights)
+    yield Check("weights", weight_error, WEIGHT_BOUND, "largest difference")
 
     x_q8 = _q8_rows(run.read("a_q8", "uint8", kquant_q8_1_rows_bytes(1, dim)), 1)
     yield _q8_check("x as q8_1", x_q8, x[None])
@@ -118,11 +129,10 @@ def _vector(stage: str, got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Ch
 
 def _q8_rows(stored: npt.NDArray[np.uint8], rows: int) -> kquant.Q8Rows:
     """q8_1 rows as the device stored them."""
-    blocks = stored.reshape(rows, -1, 36)
-    halves = np.ascontiguousarray(blocks[..., :4]).view(np.uint16)
-    d_bits, sum_bits = halves[..., 0], halves[..., 1]
-    scales = d_bits.view(np.float16).astype(np.float32)
-    return kquant.Q8Rows(scales, d_bits, sum_bits, blocks[..., 4:].view(np.int8), stored.reshape(rows, -1))
+    stored = stored.reshape(rows, -1)
+    blocks = stored.view(Q8_1_BLOCK)
+    scales = blocks["d"].view("<f2").astype(np.float32)
+    return kquant.Q8Rows(scales, blocks["d"], blocks["sum"], blocks["q"], stored)
 
 
 def _q8_check(stage: str, got: kquant.Q8Rows, x: npt.NDArray[np.uint16]) -> Check:

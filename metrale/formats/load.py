@@ -24,8 +24,10 @@ class LoadedMoeLayer:
 
     def free(self) -> None:
         """Give the device memory of weights and experts back."""
-        self.weights.free()
-        self.experts.free()
+        try:
+            self.weights.free()
+        finally:
+            self.experts.free()
 
 
 def load_moe_layer(gpu: GpuBackend, path: str | os.PathLike[str], layer: int) -> LoadedMoeLayer:

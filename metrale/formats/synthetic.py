@@ -18,7 +18,7 @@ _Q2_K_SPREAD, _Q2_K_MIN_SHARE = 12.0, 1.5
 _Q3_K_SPREAD = 42.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ArrayTensor:
     """A ``StoredTensor`` over an array: f32, bf16 bits as uint16, or uint8 ``[..., row bytes]``."""
 

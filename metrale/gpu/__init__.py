@@ -22,11 +22,12 @@ __all__ = [
 ]
 
 
-def open(kind: str | None = None, **options: Any) -> GpuBackend:
+def open(kind: str | None = None, *, device: int = 0, **host: Any) -> GpuBackend:
     """Open a device: ``"cuda"``, ``"host"``, or None for the GPU where there is one and the host where not.
 
-    ``METRALE_BACKEND`` stands in for None. Options go to ``CudaBackend`` (``device=0``) or ``HostBackend``
-    (``order``, ``seed``, ``strict``, ``workers``). The result's ``kind`` and ``name`` say which it is.
+    ``METRALE_BACKEND`` stands in for None. ``device`` is the CUDA device's number; ``order``, ``seed``, ``strict`` and
+    ``workers`` go to ``HostBackend``. What does not apply to the backend that is opened has no effect.
+    The result's ``kind`` and ``name`` say which it is.
     """
     import os
 
@@ -39,7 +40,7 @@ def open(kind: str | None = None, **options: Any) -> GpuBackend:
         from metrale.gpu.cuda import CudaBackend, device_count
 
         if wanted == "cuda" or device_count() > 0:
-            return CudaBackend(**options)
+            return CudaBackend(device)
     from metrale.gpu.host import HostBackend
 
-    return HostBackend(**options)
+    return HostBackend(**host)

@@ -5,10 +5,11 @@ import _thread
 import atexit
 import os
 import sys
+import time
 import warnings
 import weakref
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBuffer_Release
 from libc.stdint cimport uint64_t
 
 from metrale.errors import ArgumentError, MetraleError, OutOfMemoryError, refuse
@@ -16,11 +17,13 @@ from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer
 from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, CopyKind, Driver
-from metrale.gpu.interop cimport as_ptr
+from metrale.gpu.interop cimport as_handle, as_integer, as_ptr, as_size, host_buffer
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger, call_site_text
 
-cdef int fork_count = 0     # forks this process descends from; a backend remembers its own
+cdef int fork_count = 0         # forks this process descends from; a backend remembers its own
+cdef uint64_t backends = 0      # opened so far: a number that is never used again
+cdef double POLL_S = 5e-5       # between looks at calls in flight
 
 
 def _count_fork():
@@ -43,6 +46,9 @@ cdef class GpuBackend(Driver):
     """
 
     def __cinit__(self, *args, **kwargs):
+        global backends
+        backends += 1
+        self.id = backends
         self.ledger = Ledger()
         self.kernels = {}
         self.loading = _thread.RLock()
@@ -59,15 +65,15 @@ cdef class GpuBackend(Driver):
 
         ``tag`` names the buffer in reports. Zero bytes are refused; ``OutOfMemoryError`` says who holds what.
         """
-        return DevicePtr(self.c_alloc(_size("nbytes", nbytes), "device", tag))
+        return DevicePtr(self.c_alloc(as_size(nbytes, "nbytes"), "device", tag))
 
     def alloc_managed(self, nbytes, tag=None):
         """Allocate managed (unified) memory, which host and device both address."""
-        return DevicePtr(self.c_alloc(_size("nbytes", nbytes), "managed", tag))
+        return DevicePtr(self.c_alloc(as_size(nbytes, "nbytes"), "managed", tag))
 
     def alloc_host_pinned(self, nbytes, tag=None):
         """Allocate page-locked host memory; returns its host address as an ``int``."""
-        return int(self.c_alloc(_size("nbytes", nbytes), "pinned", tag))
+        return int(self.c_alloc(as_size(nbytes, "nbytes"), "pinned", tag))
 
     def free(self, ptr):
         """Free device or managed memory. ``ptr`` is the base of a live allocation of this backend; null: no-op."""
@@ -88,9 +94,8 @@ cdef class GpuBackend(Driver):
 
     def memset_async(self, ptr, value, nbytes, stream):
         """Set ``nbytes`` bytes to ``value`` (0 to 255) in stream order."""
-        if not 0 <= value <= 255:
-            refuse("value", value, "0 to 255")
-        self.c_memset(as_ptr(ptr), value, _size("nbytes", nbytes), self.as_stream(stream))
+        cdef int byte = as_integer(value, "value", 255, "0 to 255")
+        self.c_memset(as_ptr(ptr), byte, as_size(nbytes, "nbytes"), self.as_stream(stream))
 
     # copies: source first
 
@@ -105,9 +110,9 @@ cdef class GpuBackend(Driver):
         until the stream has passed; pageable memory has been read on return."""
         cdef Py_buffer view
         cdef uint64_t s = self.as_stream(stream)
-        PyObject_GetBuffer(src, &view, PyBUF_SIMPLE)
+        host_buffer(src, "src", False, &view)
         try:
-            self.c_copy(COPY_H2D, as_ptr(dst), <uint64_t>view.buf, view.len, s)
+            self.c_copy(COPY_H2D, as_ptr(dst, "dst"), <uint64_t>view.buf, view.len, s)
         finally:
             PyBuffer_Release(&view)
 
@@ -120,9 +125,9 @@ cdef class GpuBackend(Driver):
         """Copy from ``src`` to fill the writable host buffer ``dst`` in stream order; ``dst`` must stay alive."""
         cdef Py_buffer view
         cdef uint64_t s = self.as_stream(stream)
-        PyObject_GetBuffer(dst, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        host_buffer(dst, "dst", True, &view)
         try:
-            self.c_copy(COPY_D2H, <uint64_t>view.buf, as_ptr(src), view.len, s)
+            self.c_copy(COPY_D2H, <uint64_t>view.buf, as_ptr(src, "src"), view.len, s)
         finally:
             PyBuffer_Release(&view)
 
@@ -138,11 +143,8 @@ cdef class GpuBackend(Driver):
 
     def copy_d2d_async(self, src, dst, nbytes, stream):
         """Copy ``nbytes`` bytes from ``src`` to ``dst`` in stream order; overlapping ranges are refused."""
-        cdef uint64_t s = as_ptr(src), d = as_ptr(dst)
-        cdef size_t n = _size("nbytes", nbytes)
-        if s < d + n and d < s + n:
-            refuse("dst", f"{d:#x}", f"{n} bytes that do not overlap the source at {s:#x}")
-        self.c_copy(COPY_D2D, d, s, n, self.as_stream(stream))
+        self.c_copy(COPY_D2D, as_ptr(dst, "dst"), as_ptr(src, "src"), as_size(nbytes, "nbytes"),
+                    self.as_stream(stream))
 
     # owners
 
@@ -152,13 +154,14 @@ cdef class GpuBackend(Driver):
 
     def upload(self, src, tag=None):
         """A ``DeviceBuffer`` holding a copy of the host buffer ``src``."""
-        src = memoryview(src)
-        buffer = DeviceBuffer(self, src.nbytes, tag)
+        cdef Py_buffer view
+        host_buffer(src, "src", False, &view)
         try:
-            self.copy_h2d(src, buffer)
-        except BaseException:
-            buffer.free()
-            raise
+            buffer = DeviceBuffer(self, view.len, tag)
+            self.c_copy(COPY_H2D, (<DeviceBuffer>buffer).address(), <uint64_t>view.buf, view.len, self.stream0)
+            self.driver_synchronize(self.stream0)
+        finally:
+            PyBuffer_Release(&view)
         return buffer
 
     # streams and events
@@ -172,15 +175,20 @@ cdef class GpuBackend(Driver):
         """Create a non-blocking stream."""
         self.check_open()
         cdef uint64_t stream = self.driver_create_stream()
-        self.ledger.streams[stream] = call_site_text()
+        self.ledger.live_streams[stream] = call_site_text()
         return stream
 
     def destroy_stream(self, stream):
         """Destroy a stream of ``create_stream``; its queued work still completes."""
-        self.check_open()
-        if self.ledger.streams.pop(stream, None) is None:
+        cdef uint64_t s = self.as_stream(stream)
+        site = self.ledger.live_streams.pop(s, None)     # first, so that a second thread cannot destroy it too
+        if stream is None or site is None:
             refuse("stream", stream, "a live stream of create_stream")
-        self.driver_destroy_stream(stream)
+        try:
+            self.driver_destroy_stream(s)
+        except BaseException:
+            self.ledger.live_streams[s] = site
+            raise
 
     def synchronize(self, stream=None):
         """Wait until all work queued on ``stream`` is done."""
@@ -190,35 +198,38 @@ cdef class GpuBackend(Driver):
         """Create an event; with ``timing`` it can measure elapsed time."""
         self.check_open()
         cdef uint64_t event = self.driver_create_event(timing)
-        self.ledger.events[event] = call_site_text()
+        self.ledger.live_events[event] = call_site_text()
         return event
 
     def destroy_event(self, event):
         """Destroy an event of ``create_event``."""
-        self.check_open()
-        if self.ledger.events.pop(event, None) is None:
-            refuse("event", event, "a live event of create_event")
-        self.driver_destroy_event(event)
+        cdef uint64_t e = self.as_event(event, "event")
+        site = self.ledger.live_events.pop(e)
+        try:
+            self.driver_destroy_event(e)
+        except BaseException:
+            self.ledger.live_events[e] = site
+            raise
 
     def record_event(self, event, stream=None):
         """Record ``event`` after the work queued on ``stream``."""
-        self.driver_record_event(self._event(event), self.as_stream(stream))
+        self.driver_record_event(self.as_event(event, "event"), self.as_stream(stream))
 
     def stream_wait_event(self, stream, event):
         """Make later work on ``stream`` wait for ``event``."""
-        self.driver_stream_wait_event(self.as_stream(stream), self._event(event))
+        self.driver_stream_wait_event(self.as_stream(stream), self.as_event(event, "event"))
 
     def event_synchronize(self, event):
         """Wait until ``event`` has happened."""
-        self.driver_event_synchronize(self._event(event))
+        self.driver_event_synchronize(self.as_event(event, "event"))
 
     def event_query(self, event):
         """Whether ``event`` has happened."""
-        return bool(self.driver_event_query(self._event(event)))
+        return bool(self.driver_event_query(self.as_event(event, "event")))
 
     def event_elapsed_ms(self, start, end):
         """Milliseconds between two recorded events made with ``timing=True``."""
-        return self.driver_event_elapsed_ms(self._event(start), self._event(end))
+        return self.driver_event_elapsed_ms(self.as_event(start, "start"), self.as_event(end, "end"))
 
     # kernels
 
@@ -233,6 +244,9 @@ cdef class GpuBackend(Driver):
     def kernel(self, module, name):
         """The kernel ``name`` of ``module``, compiled when first asked for. ``KernelNotFound`` gives near names."""
         self.check_open()
+        for what, value in (("module", module), ("name", name)):
+            if not isinstance(value, str):
+                refuse(what, value, "a str")
         handle = self.kernels.get((module, name))
         if handle is None:
             with self.loading:      # two threads would load a module twice
@@ -243,7 +257,7 @@ cdef class GpuBackend(Driver):
 
     cdef KernelHandle new_kernel(self, str module, str name):
         cdef KernelHandle handle = KernelHandle.__new__(KernelHandle)
-        handle.module, handle.name, handle.owner = module, name, <void*>self
+        handle.module, handle.name, handle.owner = module, name, self.id
         return handle
 
     # facts
@@ -251,18 +265,18 @@ cdef class GpuBackend(Driver):
     @property
     def total_memory(self):
         """Bytes of device memory, as the driver says."""
-        return self._memory()[1]
+        cdef size_t free = 0, total = 0
+        self.check_open()
+        self.driver_memory(&free, &total)
+        return total
 
     @property
     def free_memory(self):
         """Bytes of device memory that are free, as the driver says."""
-        return self._memory()[0]
-
-    def _memory(self):
-        cdef size_t free, total
+        cdef size_t free = 0, total = 0
         self.check_open()
         self.driver_memory(&free, &total)
-        return free, total
+        return free
 
     # audit
 
@@ -283,71 +297,83 @@ cdef class GpuBackend(Driver):
 
     def snapshot(self):
         """The ledger as plain values: totals, and one entry a live allocation, stream and event."""
-        return {
-            "live_bytes": self.ledger.live_bytes, "pinned_bytes": self.ledger.pinned_bytes,
-            "peak_bytes": self.ledger.peak_bytes, "live_allocs": len(self.ledger),
-            "allocations": [a.as_dict() for a in self.ledger.live()],
-            "streams": dict(self.ledger.streams), "events": dict(self.ledger.events),
-        }
+        return self.ledger.snapshot()
 
     def alloc_report(self):
         """A table of the live allocations, largest first: bytes, tag, call site."""
-        rows = [f"{a.nbytes:>14,}  {a.tag or '-':<28}  {a.site}" for a in self.ledger.largest(len(self.ledger))]
-        return "\n".join([f"{self.live_bytes:>14,}  bytes live in {len(self.ledger)} allocations, "
-                          f"peak {self.peak_bytes:,}", *rows])
+        return self.ledger.report()
 
     # life
 
     def close(self):
-        """Free everything that is left and let go of the device. Returns the allocations that were left over, and
-        warns of them with a ResourceWarning; a second call does nothing and returns ``[]``."""
+        """Wait for calls in other threads, free everything that is left and let go of the device.
+
+        Returns the allocations that were left over, and warns of them, and of streams and events, with a
+        ResourceWarning. A second call does nothing and returns ``[]``, as does one in a forked child: the device's
+        state is its parent's. If the driver fails, the first failure is raised once all has been tried.
+        """
         if self.closed:
             return []
         if self.fork_count != fork_count:
-            self.closed = True      # the parent's device state is not ours to touch
+            self.closed = True
             return []
-        left = self._release()
-        if left:
-            warnings.warn(f"{self!r}: {_left_over(left)}", ResourceWarning, stacklevel=2)
+        left, said = self.ledger.live(), self.ledger.left_over()
+        self.release_all()
+        if said is not None:
+            warnings.warn(f"{self!r}: {said}", ResourceWarning, stacklevel=1)
         return left
 
-    def _release(self):
-        left = self.ledger.live()
+    cdef int release_all(self) except -1:
+        cdef Allocation a
         self.closed = True
         _open.discard(self)
+        while self.in_flight > 0:
+            time.sleep(POLL_S)
         errors = []
-        for release in (self._destroy_streams, self._free_all, self._close_driver):
+        for stream in (self.stream0, *self.ledger.live_streams):
             try:
-                release()
+                self.driver_destroy_stream(stream)
             except MetraleError as error:
                 errors.append(error)
+        for event in self.ledger.live_events:
+            try:
+                self.driver_destroy_event(event)
+            except MetraleError as error:
+                errors.append(error)
+        for a in self.ledger.live():
+            self.ledger.remove(a)
+            try:
+                self.driver_free(a.ptr, a.kind)
+            except MetraleError as error:
+                errors.append(error)
+        self.ledger.live_streams.clear()
+        self.ledger.live_events.clear()
         self.kernels.clear()
+        try:
+            self.driver_close()
+        except MetraleError as error:
+            errors.append(error)
         if errors:
             raise errors[0]
-        return left
+        return 0
 
-    def _destroy_streams(self):
-        for stream in (self.stream0, *self.ledger.streams):
-            if stream != 0:
-                self.driver_destroy_stream(stream)
-        for event in self.ledger.events:
-            self.driver_destroy_event(event)
-        self.ledger.streams.clear()
-        self.ledger.events.clear()
-        self.stream0 = 0
+    cdef int starting(self) except -1:
+        """Called first by a constructor, which may run once."""
+        if self.started:
+            raise TypeError(f"a {type(self).__name__} is initialised once")
+        self.started = True
+        return 0
 
-    def _free_all(self):
-        cdef Allocation a
-        for a in self.ledger.live():
-            self.driver_free(a.ptr, a.kind)
-            self.ledger.remove(a)
-
-    def _close_driver(self):
-        self.driver_close()
-
-    def _opened(self):
+    cdef int opened(self) except -1:
+        """Called last by a constructor."""
         self.closed = False
         _open.add(self)
+        return 0
+
+    @property
+    def usable(self):
+        """Whether the backend is open, and was opened by this process and not by one that it was forked from."""
+        return self.is_usable()
 
     def __enter__(self):
         self.check_open()
@@ -369,7 +395,7 @@ cdef class GpuBackend(Driver):
 
     # the C level
 
-    cdef bint usable(self) noexcept:
+    cdef bint is_usable(self) noexcept:
         """Whether the backend is open, and was opened by this process."""
         return not self.closed and self.fork_count == fork_count
 
@@ -377,31 +403,28 @@ cdef class GpuBackend(Driver):
         if self.closed:
             raise MetraleError(f"{self!r} is closed")
         if self.fork_count != fork_count:
-            raise MetraleError(f"{self!r} was opened before fork(): a child process opens its own backend")
+            raise MetraleError(f"{self!r} was opened before fork(): {self.after_fork}")
         return 0
 
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        cdef uint64_t s = 0
+        self.check_open()
         if stream is None:
-            self.check_open()
             return self.stream0
-        if not isinstance(stream, int):
-            protocol = getattr(stream, "__cuda_stream__", None)
-            if protocol is None:
-                refuse("stream", stream, "an int, an object with __cuda_stream__, or None")
-            stream = protocol()[1]
-        self.check_open()
-        try:
-            s = stream
-        except OverflowError:
-            refuse("stream", stream, "a stream handle")
-        return s
+        if hasattr(stream, "__cuda_stream__"):
+            try:
+                stream = stream.__cuda_stream__()[1]
+            except (IndexError, TypeError):
+                pass
+        if not hasattr(stream, "__index__"):
+            refuse("stream", stream, "an int, an object with __cuda_stream__, or None")
+        return as_handle(stream, "stream")
 
-    def _event(self, event):
+    cdef uint64_t as_event(self, object event, str name) except? 0xFFFFFFFFFFFFFFFF:
         self.check_open()
-        if event not in self.ledger.events:
-            refuse("event", event, "a live event of create_event")
-        return event
+        cdef uint64_t e = as_handle(event, name)
+        if e not in self.ledger.live_events:
+            refuse(name, event, "a live event of create_event")
+        return e
 
     cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1:
         """Refuse ``[ptr, ptr + nbytes)`` unless it lies in one live allocation, here or as the driver knows it."""
@@ -417,24 +440,46 @@ cdef class GpuBackend(Driver):
                 raise ArgumentError(f"{what}: got {nbytes} bytes at {ptr:#x}, allowed: inside a foreign allocation "
                                     f"of {size} bytes at {base:#x}")
             return 0
-        raise ArgumentError(f"{what}: got {_unknown(self.ledger, ptr)}, allowed: memory of this backend or "
+        raise ArgumentError(f"{what}: got {self.ledger.describe(ptr)}, allowed: memory of this backend or "
                             "device memory that the driver knows")
 
-    cdef uint64_t c_alloc(self, size_t nbytes, str kind, object tag) except 0:
+    cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner):
         """Allocate ``kind`` ("device", "managed" or "pinned") memory and put it on the ledger."""
+        cdef size_t free = 0, total = 0
+        cdef uint64_t ptr
+        cdef Allocation a
         self.check_open()
         if nbytes == 0:
             refuse("nbytes", nbytes, "1 or more")
-        cdef uint64_t ptr = self.driver_alloc(nbytes, kind)
-        if ptr == 0:
-            free, total = self._memory()
-            raise OutOfMemoryError(kind, nbytes, free, total, self.ledger.largest(5))
+        self.in_flight += 1       # until it is on the ledger: close() waits for it
         try:
-            self.ledger.add(ptr, nbytes, kind, tag)
+            ptr = self.driver_alloc(nbytes, kind)
+            if ptr == 0:
+                self.driver_memory(&free, &total)
+                raise OutOfMemoryError(kind, nbytes, free, total, self.ledger.largest(5))
+            try:
+                return self.ledger.add(ptr, nbytes, kind, tag, owner)
+            except BaseException:
+                self.driver_free(ptr, kind)
+                raise
+        finally:
+            self.in_flight -= 1
+
+    cdef int release(self, Allocation a) except -1:
+        """Free ``a``; nothing if it has been freed."""
+        if a.freed_at is not None:
+            return 0
+        self.ledger.remove(a)      # first, so that a second thread cannot free it too
+        try:
+            self.driver_free(a.ptr, a.kind)
         except BaseException:
-            self.driver_free(ptr, kind)
+            self.ledger.restore(a)
             raise
-        return ptr
+        return 0
+
+    cdef uint64_t c_alloc(self, size_t nbytes, str kind, object tag) except 0:
+        """``allocate`` for the base address alone."""
+        return self.allocate(nbytes, kind, tag, None).ptr
 
     cdef int c_free(self, uint64_t ptr, str kind) except -1:
         """Free the allocation whose base is ``ptr``; ``kind`` is "pinned" or "device" (managed included)."""
@@ -442,24 +487,23 @@ cdef class GpuBackend(Driver):
         cdef Allocation a = self.ledger.at(ptr)
         cdef bint pinned = kind == "pinned", held_pinned = a is not None and a.kind == "pinned"
         if a is None or pinned != held_pinned:
-            raise ArgumentError(f"ptr: got {_unknown(self.ledger, ptr)}, allowed: the base of a live {kind} "
+            raise ArgumentError(f"ptr: got {self.ledger.describe(ptr)}, allowed: the base of a live {kind} "
                                 "allocation of this backend")
-        self.ledger.remove(a)      # first, so that a second thread cannot free it too
-        try:
-            self.driver_free(ptr, a.kind)
-        except BaseException:
-            self.ledger.restore(a)
-            raise
-        return 0
+        if a.owner is not None:
+            raise ArgumentError(f"ptr: got {a!r}, allowed: memory without an owner; this belongs to a {a.owner}, "
+                                "whose free() frees it")
+        return self.release(a)
 
     cdef int c_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
         """Set bytes in stream order; the range is checked."""
         self.check_open()
         self.check_range("ptr", ptr, nbytes)
+        if nbytes == 0:
+            return 0
         return self.driver_memset(ptr, value, nbytes, stream)
 
     cdef int c_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes, uint64_t stream) except -1:
-        """Copy in stream order; device ranges are checked, host ranges are the caller's word."""
+        """Copy in stream order. Device ranges are checked, and may not overlap; host ranges are the caller's word."""
         self.check_open()
         if kind != COPY_D2H:
             self.check_range("dst", dst, nbytes)
@@ -467,39 +511,21 @@ cdef class GpuBackend(Driver):
             self.check_range("src", src, nbytes)
         if nbytes == 0:
             return 0
+        if kind == COPY_D2D and src < dst + nbytes and dst < src + nbytes:
+            raise ArgumentError(f"dst: got {dst:#x}, allowed: {nbytes} bytes that do not overlap the source at {src:#x}")
         return self.driver_copy(kind, dst, src, nbytes, stream)
-
-
-cdef size_t _size(str name, value) except? 0xFFFFFFFFFFFFFFFF:
-    if not isinstance(value, int) or not 0 <= value < 1 << 62:
-        refuse(name, value, "an integer number of bytes, 0 to 2**62")
-    return value
-
-
-cdef str _unknown(Ledger ledger, uint64_t ptr):
-    """What the ledger knows of an address that is not (the base of) a live allocation."""
-    if ptr == 0:
-        return "a null pointer"
-    cdef Allocation a = ledger.containing(ptr)
-    if a is not None:
-        return f"{ptr:#x}, {ptr - a.ptr} bytes into {a!r}"
-    a = ledger.last_freed(ptr)
-    if a is not None:
-        return f"{ptr:#x}, inside {a!r} freed at {a.freed_at}"
-    return f"{ptr:#x}, an address the ledger does not know"
-
-
-def _left_over(left):
-    total = sum(a.nbytes for a in left)
-    names = ", ".join(f"{a.tag or a.nbytes} ({a.site})" for a in left[:5])
-    return f"{len(left)} allocations, {total:,} bytes, were never freed: {names}{', ...' if len(left) > 5 else ''}"
 
 
 @atexit.register
 def _close_all():
+    cdef GpuBackend gpu
     for gpu in list(_open):
-        if gpu.closed:
+        if gpu.closed or gpu.fork_count != fork_count:
             continue
-        left = gpu._release() if (<GpuBackend>gpu).fork_count == fork_count else []
-        if left:
-            print(f"metrale: {gpu.name}: {_left_over(left)}", file=sys.stderr)
+        said = gpu.ledger.left_over()
+        try:
+            gpu.release_all()
+        except MetraleError as error:
+            said = f"{said + '; ' if said else ''}closing it: {error}"
+        if said:
+            print(f"metrale: {gpu.name}: {said}", file=sys.stderr)

@@ -9,26 +9,29 @@ from metrale.errors import MetraleError
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.interop cimport as_size
+from metrale.gpu.ledger cimport Allocation
 
 
 cdef class DeviceBuffer:
     """Device memory that is freed by ``free()``, by leaving a ``with`` block, or with its last reference.
 
-    Made by ``gpu.buffer(nbytes, tag=None)`` and ``gpu.upload(host_buffer, tag=None)``; contents start undefined.
-    On a GPU it offers ``__cuda_array_interface__`` as a vector of bytes.
+    Made by ``gpu.buffer(nbytes, tag=None)`` and ``gpu.upload(host_buffer, tag=None)``; contents start undefined. The
+    buffer alone frees it: ``gpu.free`` refuses its address. On a GPU it offers ``__cuda_array_interface__`` as a
+    vector of bytes.
     """
 
     def __init__(self, GpuBackend gpu not None, nbytes, tag=None):
-        if self.base != 0:
+        if self.gpu is not None:
             raise TypeError("a DeviceBuffer is initialised once")
-        self.base = gpu.alloc(nbytes, tag)
-        self.nbytes = nbytes
+        self.allocation = gpu.allocate(as_size(nbytes, "nbytes"), "device", tag, "DeviceBuffer")
+        self.nbytes = self.allocation.nbytes
         self.gpu = gpu
 
     cdef uint64_t address(self) except 0:
-        if self.base == 0:
+        if self.allocation is None or self.allocation.freed_at is not None:
             raise MetraleError("the DeviceBuffer has been freed")
-        return self.base
+        return self.allocation.ptr
 
     @property
     def ptr(self):
@@ -48,14 +51,15 @@ cdef class DeviceBuffer:
         if self.gpu is None or self.gpu.kind != "cuda":
             raise AttributeError("__cuda_array_interface__: the buffer is not in CUDA memory")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address(), False), "version": 3,
-                "strides": None, "stream": self.gpu.default_stream() or None}
+                "strides": None, "stream": self.gpu.default_stream()}
 
     def free(self):
-        """Free the memory. A second call does nothing; so does one after the backend's ``close()``."""
-        cdef uint64_t base = self.base
-        self.base = 0
-        if base != 0 and not self.gpu.closed:
-            self.gpu.free(base)
+        """Free the memory. A second call does nothing; so does one after the backend's ``close()``, which has freed
+        it, and one in a forked child, whose parent still has it."""
+        cdef Allocation allocation = self.allocation
+        self.allocation = None
+        if allocation is not None and (<GpuBackend>self.gpu).is_usable():
+            (<GpuBackend>self.gpu).release(allocation)
 
     def __enter__(self):
         self.address()
@@ -65,11 +69,13 @@ cdef class DeviceBuffer:
         self.free()
 
     def __del__(self):
-        if self.base != 0 and not sys.is_finalizing() and (<GpuBackend>self.gpu).usable():
+        if self.allocation is not None and not sys.is_finalizing():
             self.free()
 
     def __reduce__(self):
         raise TypeError("a DeviceBuffer belongs to its process and cannot be pickled")
 
     def __repr__(self):
-        return f"<DeviceBuffer {self.nbytes} bytes at {self.base:#x}>" if self.base else "<DeviceBuffer, freed>"
+        if self.allocation is None:
+            return "<DeviceBuffer, freed>"
+        return f"<DeviceBuffer {self.nbytes} bytes at {self.allocation.ptr:#x}>"

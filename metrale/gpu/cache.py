@@ -6,15 +6,17 @@ import hashlib
 import os
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from metrale.errors import MetraleError
 
-__all__ = ["folder", "get", "put", "reserve", "usage"]
+__all__ = ["file", "folder", "get", "put", "reserve", "usage"]
 
-_MAGIC = b"metrale\x01"
-_HEAD = len(_MAGIC) + hashlib.sha256().digest_size
+# What follows an entry's payload. Behind it, not before: the loader takes a library as it is, and ignores the rest.
+_MAGIC = b"metrale\x02"
+_SEAL_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
 
 
 def folder() -> Path:
@@ -38,34 +40,47 @@ def folder() -> Path:
 
 
 def get(name: str) -> bytes | None:
-    """The entry ``name``, or None if there is none or it is damaged."""
+    """The entry ``name``, or None if there is none or it cannot be read or is damaged."""
     try:
         data = (folder() / name).read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return None
-    payload = data[_HEAD:]
-    whole = data[:_HEAD] == _MAGIC + hashlib.sha256(payload).digest()
-    return payload if whole else None
+    payload = data[:-_SEAL_BYTES]
+    return payload if data[-_SEAL_BYTES:] == _seal(payload) else None
+
+
+def file(name: str) -> Path | None:
+    """Where the entry ``name`` lies, for what is loaded by path; None as in ``get``."""
+    return None if get(name) is None else folder() / name
 
 
 def put(name: str, payload: bytes) -> None:
-    """Write the entry ``name``; a reader sees all of it or nothing."""
-    with reserve(name) as path:
-        path.write_bytes(_MAGIC + hashlib.sha256(payload).digest() + payload)
+    """Write the entry ``name``; a reader sees all of it or nothing.
+
+    A cache that cannot be written (a full disk, a read-only one) is a warning: what it would keep is at hand.
+    """
+    try:
+        with reserve(name) as path:
+            path.write_bytes(payload)
+    except OSError as error:
+        warnings.warn(f"the cache does not keep {name}, which will be made again: {error}", stacklevel=2)
 
 
 @contextlib.contextmanager
 def reserve(name: str) -> Iterator[Path]:
-    """A temporary path beside the entry ``name``, which becomes the entry when the block ends well."""
+    """A temporary path beside the entry ``name``; what the block has written there, if it ends well, is the entry."""
     home = folder()
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=home)
     os.close(handle)
+    path = Path(temporary)
     try:
-        yield Path(temporary)
-        os.replace(temporary, home / name)
+        yield path
+        seal = _seal(path.read_bytes())
+        with path.open("ab") as entry:
+            entry.write(seal)
+        path.replace(home / name)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        path.unlink(missing_ok=True)
         raise
 
 
@@ -73,3 +88,7 @@ def usage() -> tuple[int, int]:
     """Number of entries and their bytes."""
     sizes = [entry.stat().st_size for entry in folder().iterdir() if entry.is_file() and entry.name[0] != "."]
     return len(sizes), sum(sizes)
+
+
+def _seal(payload: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(payload).digest()

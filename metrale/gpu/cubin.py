@@ -7,14 +7,12 @@ options, the architecture, and the NVRTC library that this process would load.
 
 import hashlib
 import json
-import os
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from metrale.errors import CompileError, MetraleError, refuse
 from metrale.gpu import cache, sources
+from metrale.gpu.toolkit import NVRTC_HEADERS, HeadersMissing, include_folders, nvrtc_library
 
 __all__ = ["OPTIONS", "architecture", "compile_cubin", "cubin", "include_dirs", "nvrtc_library"]
 
@@ -36,11 +34,15 @@ def architecture(capability: tuple[int, int]) -> str:
 def cubin(path: Path, arch: str) -> bytes:
     """Machine code of the ``.cu`` file at ``path`` for ``arch`` (such as ``sm_90a``), from the cache if it is there.
 
-    Errors: ``ArgumentError`` for an architecture name, ``CompileError`` with NVRTC's log.
+    Errors: ``ArgumentError`` for an architecture name, ``CompileError`` with NVRTC's log. A source whose headers
+    cannot be told without a preprocessor (``#include MACRO``) is compiled each time.
     """
     if not _ARCH.fullmatch(arch):
         refuse("arch", arch, "a name like sm_80, sm_90a or sm_120a")
-    entry = f"{path.stem}-{arch}-{_key(path, arch)}.cubin"
+    key = _key(path, arch)
+    if key is None:
+        return compile_cubin(path, arch)[0]
+    entry = f"{path.stem}-{arch}-{key}.cubin"
     code = cache.get(entry)
     if code is None:
         code, _ = compile_cubin(path, arch)
@@ -72,17 +74,16 @@ def compile_cubin(path: Path, arch: str, *, resource_report: bool = False) -> tu
 
 def include_dirs(path: Path) -> list[Path]:
     """Where ``path`` finds its headers: its own folder, the package's ``cuda/``, CUDA's own."""
-    return [path.resolve().parent, sources.CUDA_DIR, _cuda_include()]
+    try:
+        return [path.resolve().parent, sources.CUDA_DIR, *include_folders(NVRTC_HEADERS)]
+    except HeadersMissing as error:
+        raise MetraleError(str(error)) from None
 
 
-def nvrtc_library() -> Path | None:
-    """The NVRTC library that ``cuda.core`` would load, in the order it looks: wheels, then a toolkit."""
-    candidates = [root / "lib" / "libnvrtc.so.13" for root in _wheel_roots()]
-    candidates += [root / "lib64" / "libnvrtc.so.13" for root in _toolkit_roots()]
-    return next((c for c in candidates if c.exists()), None)
-
-
-def _key(path: Path, arch: str) -> str:
+def _key(path: Path, arch: str) -> str | None:
+    files = sources.digests(path, include_dirs(path))
+    if files is None:
+        return None
     library = nvrtc_library()
     stat = library.stat() if library else None
     parts = {
@@ -90,26 +91,6 @@ def _key(path: Path, arch: str) -> str:
         "arch": arch,
         "options": OPTIONS,
         "nvrtc": [str(library.resolve()), stat.st_size, stat.st_mtime_ns] if library and stat else None,
-        "files": sorted(sources.digests(path, include_dirs(path)).items()),
+        "files": sorted(files.items()),
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _cuda_include() -> Path:
-    candidates = [root / "include" for root in (*_wheel_roots(), *_toolkit_roots())]
-    for folder in candidates:
-        if (folder / "cuda_bf16.h").exists():
-            return folder
-    raise MetraleError(
-        "CUDA's headers were not found: install nvidia-cuda-runtime and nvidia-cuda-crt, or set CUDA_HOME "
-        f"(looked in {', '.join(map(str, candidates)) or 'no folder'})"
-    )
-
-
-def _wheel_roots() -> Iterator[Path]:
-    return (Path(p) / "nvidia" / "cu13" for p in sys.path if p and (Path(p) / "nvidia" / "cu13").is_dir())
-
-
-def _toolkit_roots() -> Iterator[Path]:
-    names = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    return (Path(n) for n in names if n and Path(n).is_dir())

@@ -11,6 +11,7 @@ from metrale.gpu import cubin, signatures, sources
 
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport COPY_D2H, COPY_H2D, CopyKind, Launch
+from metrale.gpu.interop cimport as_handle
 from metrale.gpu.kernel cimport KIND_ANY, MAX_PARAMS, KernelHandle, param_code
 
 cdef enum:
@@ -27,19 +28,22 @@ cdef class CudaBackend(GpuBackend):
     cdef cu.CUdevice device
     cdef cu.CUcontext context
     cdef dict modules             # module -> (CUmodule, {kernel: params} or None where only sizes are known)
-    cdef dict added               # module -> path, of add_module
+    cdef set added                # modules of add_module
     cdef readonly int ordinal
     cdef readonly int driver_version     # 1000 * major + 10 * minor
     cdef int max_shared_optin
 
     def __init__(self, device=0):
         cdef cu.CUcontext context = NULL
+        cdef cu.CUresult result
+        self.starting()
         count = device_count()
-        if not 0 <= device < count:
+        if as_handle(device, "device") >= count:
             refuse("device", device, f"0 to {count - 1}" if count else "nothing: there is no CUDA device")
         self.kind = "cuda"
+        self.after_fork = "CUDA does not survive a fork; start processes with 'spawn'"
         self.modules = {}
-        self.added = {}
+        self.added = set()
         self.ordinal = device
         check(cu.cuDeviceGet(&self.device, device), "cuDeviceGet")
         check(cu.cuDriverGetVersion(&self.driver_version), "cuDriverGetVersion")
@@ -56,14 +60,16 @@ cdef class CudaBackend(GpuBackend):
         self.max_block[:] = [self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X),
                              self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y),
                              self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z)]
-        check(cu.cuDevicePrimaryCtxRetain(&context, self.device), "cuDevicePrimaryCtxRetain")
+        with nogil:
+            result = cu.cuDevicePrimaryCtxRetain(&context, self.device)
+        check(result, "cuDevicePrimaryCtxRetain")
         self.context = context
         try:
             self.stream0 = self.driver_create_stream()
         except BaseException:
             cu.cuDevicePrimaryCtxRelease(self.device)
             raise
-        self._opened()
+        self.opened()
 
     @property
     def arch(self):
@@ -79,10 +85,11 @@ cdef class CudaBackend(GpuBackend):
         path = Path(path)
         if path.suffix not in (".cu", ".cubin"):
             refuse("path", str(path), "a .cu or .cubin file")
-        if self.has_module(path.stem):
-            refuse("path", str(path), f"modules that are not there yet ({path.stem} would be loaded twice)")
-        self._load(path)
-        self.added[path.stem] = path
+        with self.loading:
+            if self.has_module(path.stem):
+                refuse("path", str(path), f"modules that are not there yet ({path.stem} would be loaded twice)")
+            self.load(path)
+            self.added.add(path.stem)
         return [path.stem]
 
     def has_module(self, module):
@@ -94,26 +101,29 @@ cdef class CudaBackend(GpuBackend):
         return value
 
     cdef int enter(self) except -1:
-        """Make the context current; 1 if another one was and must come back with leave()."""
+        """Before a driver call: make the context current. What it returns goes to leave(), without fail."""
         cdef cu.CUcontext current = NULL
+        cdef cu.CUresult result
+        self.in_flight += 1
         cu.cuCtxGetCurrent(&current)
         if current == self.context:
             return 0
-        if current == NULL:
-            check(cu.cuCtxSetCurrent(self.context), "cuCtxSetCurrent")
-            return 0
-        check(cu.cuCtxPushCurrent(self.context), "cuCtxPushCurrent")
+        result = cu.cuCtxPushCurrent(self.context)
+        if result != cu.CUDA_SUCCESS:
+            self.in_flight -= 1
+            check(result, "cuCtxPushCurrent")
         return 1
 
-    cdef int leave(self, bint pushed) except -1:
+    cdef void leave(self, int pushed) noexcept:
+        """After a driver call: the context that was current is so again."""
         cdef cu.CUcontext popped = NULL
         if pushed:
-            check(cu.cuCtxPopCurrent(&popped), "cuCtxPopCurrent")
-        return 0
+            cu.cuCtxPopCurrent(&popped)
+        self.in_flight -= 1
 
     # modules and kernels
 
-    def _load(self, path):
+    cdef int load(self, path) except -1:
         """Load the module at ``path`` (a Path) and remember the parameters its source declares."""
         cdef cu.CUmodule handle = NULL
         cdef cu.CUresult result
@@ -123,14 +133,15 @@ cdef class CudaBackend(GpuBackend):
         elif path == sources.CUDA_DIR / path.name:
             image, declared = cubin.cubin(path, self.arch), sources.signatures()[path.stem]
         else:
-            image, declared = cubin.cubin(path, self.arch), signatures.parse(path.read_text())
+            image, declared = cubin.cubin(path, self.arch), signatures.parse(path.read_text(errors="replace"), strict=False)
         cdef const char* data = image
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         with nogil:
             result = cu.cuModuleLoadData(&handle, data)
         self.leave(pushed)
         check(result, f"loading kernel module {path.stem}")
         self.modules[path.stem] = (<uintptr_t>handle, declared)
+        return 0
 
     cdef KernelHandle driver_kernel(self, str module, str name):
         cdef KernelHandle kernel = self.new_kernel(module, name)
@@ -139,20 +150,21 @@ cdef class CudaBackend(GpuBackend):
         cdef size_t offset = 0, size = 0
         cdef int value = 0
         if not self.has_module(module):
-            raise sources.not_found(module, None, {**sources.signatures(), **self.added})
+            raise sources.not_found(module, None, {**sources.signatures(), **dict.fromkeys(self.added, ())})
         if module not in self.modules:
-            self._load(sources.source_path(module))
+            self.load(sources.source_path(module))
         handle, declared = self.modules[module]
-        if declared is not None and name not in declared:
-            raise sources.not_found(module, name, {module: declared})
-        cdef bint pushed = self.enter()
+        # A kernel made by a macro is not among the declared: then only its parameters' sizes are known.
+        params = (declared or {}).get(name)
+        cdef int pushed = self.enter()
         try:
             result = cu.cuModuleGetFunction(&function, <cu.CUmodule><uintptr_t>handle, name.encode())
             if result == cu.CUDA_ERROR_NOT_FOUND:
                 raise sources.not_found(module, name, {module: declared or ()})
             check(result, f"looking up kernel {module}.{name}")
-            # One index too many is an error to tools that watch the driver: ask only for what the source declares.
-            limit = MAX_PARAMS + 1 if declared is None else len(declared[name])
+            # One index too many is an error to tools that watch the driver. The package's own sources are known to
+            # declare what is there; what a user's seems to declare is held against all that the binary has.
+            limit = MAX_PARAMS + 1 if params is None or module in self.added else len(params)
             codes = []
             while len(codes) < limit and (
                     cu.cuFuncGetParamInfo(function, len(codes), &offset, &size) == cu.CUDA_SUCCESS):
@@ -165,15 +177,17 @@ cdef class CudaBackend(GpuBackend):
         kernel.max_shared = max(0, self.max_shared_optin - value)
         kernel.shared_opted = max(0, DEFAULT_SHARED - value)
         kernel.function = <void*>function
-        if declared is None:
-            kernel.set_params(tuple([(f"argument {i + 1}", "any") for i in range(len(codes))]), codes)
-        else:
-            kernel.set_params(declared[name], codes)
+        try:
+            kernel.set_params(params if params is not None else by_size(codes), codes)
+        except MetraleError:
+            if module not in self.added:
+                raise
+            kernel.set_params(by_size(codes), codes)
         return kernel
 
     cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
         cdef cu.CUresult result = cu.CUDA_SUCCESS
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         if l.shared_bytes > kernel.shared_opted:
             result = cu.cuFuncSetAttribute(<cu.CUfunction>kernel.function,
                                            cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -209,7 +223,8 @@ cdef class CudaBackend(GpuBackend):
         self.leave(pushed)
         if result == cu.CUDA_ERROR_OUT_OF_MEMORY:
             return 0
-        check(result, f"allocating {nbytes} bytes of {kind} memory")
+        if result != cu.CUDA_SUCCESS:
+            check(result, f"allocating {nbytes} bytes of {kind} memory")
         return ptr
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
@@ -218,40 +233,46 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuMemFreeHost(<void*>ptr) if pinned else cu.cuMemFree(<cu.CUdeviceptr>ptr)
         self.leave(pushed)
-        return check(result, f"freeing {kind} memory at {ptr:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check(result, f"freeing {kind} memory at {ptr:#x}")
 
     cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
         cdef int ordinal = -1
         cdef cu.CUdeviceptr start = 0
-        cdef bint pushed = self.enter()
-        cdef cu.CUresult result = cu.cuPointerGetAttribute(
-            &ordinal, cu.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, <cu.CUdeviceptr>ptr)
-        if result == cu.CUDA_SUCCESS:
-            result = cu.cuMemGetAddressRange(&start, nbytes, <cu.CUdeviceptr>ptr)
-            base[0] = start
+        cdef cu.CUpointer_attribute asked[3]
+        cdef void* answers[3]
+        asked[0], answers[0] = cu.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &ordinal
+        asked[1], answers[1] = cu.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &start
+        asked[2], answers[2] = cu.CU_POINTER_ATTRIBUTE_RANGE_SIZE, nbytes
+        cdef int pushed = self.enter()
+        cdef cu.CUresult result = cu.cuPointerGetAttributes(3, asked, answers, <cu.CUdeviceptr>ptr)
         self.leave(pushed)
-        if result == cu.CUDA_SUCCESS and ordinal != self.ordinal:
-            raise MetraleError(f"ptr: got {ptr:#x} on device {ordinal}, allowed: device {self.ordinal}")
-        return result == cu.CUDA_SUCCESS
+        if result != cu.CUDA_ERROR_INVALID_VALUE:
+            check(result, "cuPointerGetAttributes")
+        if result != cu.CUDA_SUCCESS or start == 0 or nbytes[0] == 0:
+            return 0
+        if ordinal != self.ordinal:
+            refuse("ptr", f"{ptr:#x} on device {ordinal}", f"memory of device {self.ordinal}")
+        base[0] = start
+        return 1
 
     cdef int driver_memory(self, size_t* free, size_t* total) except -1:
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuMemGetInfo(free, total)
         self.leave(pushed)
         return check(result, "cuMemGetInfo")
 
     cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
         cdef cu.CUresult result
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         with nogil:
             result = cu.cuMemsetD8Async(<cu.CUdeviceptr>ptr, <unsigned char>value, nbytes, <cu.CUstream>stream)
         self.leave(pushed)
-        return check(result, f"setting {nbytes} bytes at {ptr:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check(result, f"setting {nbytes} bytes at {ptr:#x}")
 
     cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
                          uint64_t stream) except -1:
         cdef cu.CUresult result
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         with nogil:
             if kind == COPY_H2D:
                 result = cu.cuMemcpyHtoDAsync(<cu.CUdeviceptr>dst, <const void*>src, nbytes, <cu.CUstream>stream)
@@ -260,27 +281,27 @@ cdef class CudaBackend(GpuBackend):
             else:
                 result = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr>dst, <cu.CUdeviceptr>src, nbytes, <cu.CUstream>stream)
         self.leave(pushed)
-        return check(result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check(result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
 
     # streams and events
 
     cdef uint64_t driver_create_stream(self) except 0:
         cdef cu.CUstream stream = NULL
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamCreate(&stream, cu.CU_STREAM_NON_BLOCKING)
         self.leave(pushed)
         check(result, "cuStreamCreate")
         return <uint64_t>stream
 
     cdef int driver_destroy_stream(self, uint64_t stream) except -1:
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamDestroy(<cu.CUstream>stream)
         self.leave(pushed)
         return check(result, "cuStreamDestroy")
 
     cdef int driver_synchronize(self, uint64_t stream) except -1:
         cdef cu.CUresult result
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         with nogil:
             result = cu.cuStreamSynchronize(<cu.CUstream>stream)
         self.leave(pushed)
@@ -288,7 +309,7 @@ cdef class CudaBackend(GpuBackend):
 
     cdef uint64_t driver_create_event(self, bint timing) except 0:
         cdef cu.CUevent event = NULL
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventCreate(
             &event, cu.CU_EVENT_DEFAULT if timing else cu.CU_EVENT_DISABLE_TIMING)
         self.leave(pushed)
@@ -296,25 +317,25 @@ cdef class CudaBackend(GpuBackend):
         return <uint64_t>event
 
     cdef int driver_destroy_event(self, uint64_t event) except -1:
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventDestroy(<cu.CUevent>event)
         self.leave(pushed)
         return check(result, "cuEventDestroy")
 
     cdef int driver_record_event(self, uint64_t event, uint64_t stream) except -1:
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventRecord(<cu.CUevent>event, <cu.CUstream>stream)
         self.leave(pushed)
         return check(result, "cuEventRecord")
 
     cdef int driver_stream_wait_event(self, uint64_t stream, uint64_t event) except -1:
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamWaitEvent(<cu.CUstream>stream, <cu.CUevent>event, 0)
         self.leave(pushed)
         return check(result, "cuStreamWaitEvent")
 
     cdef int driver_event_query(self, uint64_t event) except -1:
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventQuery(<cu.CUevent>event)
         self.leave(pushed)
         if result == cu.CUDA_ERROR_NOT_READY:
@@ -324,7 +345,7 @@ cdef class CudaBackend(GpuBackend):
 
     cdef int driver_event_synchronize(self, uint64_t event) except -1:
         cdef cu.CUresult result
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         with nogil:
             result = cu.cuEventSynchronize(<cu.CUevent>event)
         self.leave(pushed)
@@ -332,24 +353,36 @@ cdef class CudaBackend(GpuBackend):
 
     cdef double driver_event_elapsed_ms(self, uint64_t start, uint64_t end) except? -1:
         cdef float ms = 0
-        cdef bint pushed = self.enter()
+        cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventElapsedTime(&ms, <cu.CUevent>start, <cu.CUevent>end)
         self.leave(pushed)
         check(result, "cuEventElapsedTime (both events need timing=True and a record)")
         return ms
 
     cdef int driver_close(self) except -1:
-        cdef bint pushed = self.enter()
-        cdef cu.CUcontext current = NULL
-        for handle, _ in self.modules.values():
-            cu.cuModuleUnload(<cu.CUmodule><uintptr_t>handle)
-        self.modules.clear()
-        self.leave(pushed)
-        cu.cuCtxGetCurrent(&current)
-        if current == self.context:
-            cu.cuCtxSetCurrent(NULL)
+        cdef cu.CUresult result
+        cdef cu.CUmodule module
+        cdef int pushed
+        try:
+            pushed = self.enter()
+        except CudaError:      # a context that an earlier fault has ruined: its modules go with it
+            self.modules.clear()
+        else:
+            for handle, _ in self.modules.values():
+                module = <cu.CUmodule><uintptr_t>handle
+                with nogil:
+                    cu.cuModuleUnload(module)
+            self.modules.clear()
+            self.leave(pushed)
         self.context = NULL
-        return check(cu.cuDevicePrimaryCtxRelease(self.device), "cuDevicePrimaryCtxRelease")
+        with nogil:
+            result = cu.cuDevicePrimaryCtxRelease(self.device)
+        return check(result, "cuDevicePrimaryCtxRelease")
+
+
+cdef tuple by_size(list codes):
+    """Parameters of which only the sizes are known."""
+    return tuple([(f"argument {i + 1}", "any") for i in range(len(codes))])
 
 
 def device_count():
@@ -362,6 +395,9 @@ def device_count():
         return 0
     if result in (cu.CUDA_ERROR_NO_DEVICE, cu.CUDA_ERROR_STUB_LIBRARY, cu.CUDA_ERROR_NOT_FOUND):
         return 0
+    if result == cu.CUDA_ERROR_NOT_INITIALIZED:
+        raise MetraleError("CUDA cannot start: this process was forked from one that uses it; start processes with "
+                           "'spawn'")
     check(result, "cuInit")
     check(cu.cuDeviceGetCount(&count), "cuDeviceGetCount")
     return count

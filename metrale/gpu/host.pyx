@@ -4,6 +4,7 @@
 Work is done when it is queued: every stream is idle at every moment, and an event holds the time of its record.
 """
 
+import _thread
 import os
 import time
 
@@ -17,6 +18,7 @@ from metrale.gpu import hostlib, sources
 
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport CopyKind, Launch
+from metrale.gpu.interop cimport as_integer
 from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
 
 cdef extern from "dlfcn.h" nogil:
@@ -26,6 +28,10 @@ cdef extern from "dlfcn.h" nogil:
     char* dlerror()
 
 cdef extern from "host/abi.h" nogil:
+    enum:
+        METRALE_MAX_GRID_X, METRALE_MAX_GRID_Y, METRALE_MAX_GRID_Z
+        METRALE_MAX_BLOCK_X, METRALE_MAX_BLOCK_Y, METRALE_MAX_BLOCK_Z
+        METRALE_MAX_THREADS, METRALE_MAX_SHARED_BYTES
     ctypedef struct metrale_param:
         const char* name
         unsigned char kind
@@ -52,9 +58,11 @@ cdef enum:
     ALIGNMENT = 256
     FIRST_HANDLE = 0x1000          # streams and events: never 0, which means the legacy stream
     POISON = 0xFF                  # NaN in every float format: a read of what nothing wrote shows
-    MAX_THREADS = 1024             # a block, as on every GPU
-    MAX_SHARED = 232448            # bytes a block, as on compute capability 9.0
+    MAX_WORKERS = 1024
     MESSAGE_BYTES = 1024
+
+cdef size_t LARGE = 64 << 20       # bytes: from here on an allocation is held against what the system has
+cdef double POLL_S = 5e-5
 
 _ORDERS = {"forward": 0, "reversed": 1, "shuffled": 2}
 
@@ -75,28 +83,32 @@ cdef class HostBackend(GpuBackend):
     cdef int order_code
     cdef readonly bint strict
     cdef readonly int workers
+    cdef int running[2]           # work without the GIL, by the phase it began in
+    cdef int phase
+    cdef object freeing           # a lock: one wait for running work at a time
 
     def __init__(self, order="forward", seed=0, strict=False, workers=0, library=None):
+        self.starting()
         if order not in _ORDERS:
             refuse("order", order, ", ".join(_ORDERS))
-        if not 0 <= seed < 1 << 64:
-            refuse("seed", seed, "0 to 2**64 - 1")
-        cores = len(os.sched_getaffinity(0))
-        if not 0 <= workers <= 1024:
-            refuse("workers", workers, "0 (all cores) to 1024")
         self.kind = "host"
-        self.sm_count = workers or cores
+        self.after_fork = "a child process opens its own"
+        self.workers = as_integer(workers, "workers", MAX_WORKERS, f"0 (all cores) to {MAX_WORKERS}")
+        self.sm_count = self.workers or len(os.sched_getaffinity(0))
         self.compute_capability = (0, 0)
         self.name = f"host ({self.sm_count} cores)"
-        self.order, self.order_code, self.seed, self.strict, self.workers = order, _ORDERS[order], seed, strict, workers
+        self.order, self.order_code = order, _ORDERS[order]
+        self.seed = as_integer(seed, "seed", 0xFFFFFFFFFFFFFFFF, "0 to 2**64 - 1")
+        self.strict = strict
         self.modules = {}
         self.event_times = {}
+        self.freeing = _thread.allocate_lock()
         self.next_handle = FIRST_HANDLE
-        self.max_grid[:] = [0x7FFFFFFF, 0xFFFF, 0xFFFF]
-        self.max_block[:] = [MAX_THREADS, MAX_THREADS, 64]
-        self._load(library or hostlib.default_library())
+        self.max_grid[:] = [METRALE_MAX_GRID_X, METRALE_MAX_GRID_Y, METRALE_MAX_GRID_Z]
+        self.max_block[:] = [METRALE_MAX_BLOCK_X, METRALE_MAX_BLOCK_Y, METRALE_MAX_BLOCK_Z]
+        self.load(library or hostlib.default_library())
         self.stream0 = self.new_handle()
-        self._opened()
+        self.opened()
 
     def add_module(self, path):
         """Add kernels: a ``.cu`` file, compiled with the C++ compiler, or a library built by ``cuda/host/build.py``.
@@ -105,12 +117,13 @@ cdef class HostBackend(GpuBackend):
         """
         self.check_open()
         path = os.fspath(path)
-        return self._load(hostlib.compile(path) if path.endswith(".cu") else path)
+        with self.loading:
+            return self.load(hostlib.compile(path) if path.endswith(".cu") else path)
 
     def has_module(self, module):
         return module in self.modules
 
-    def _load(self, path):
+    cdef list load(self, path):
         cdef bytes encoded = os.fsencode(os.path.abspath(path))
         cdef void* library = dlopen(encoded, RTLD_NOW | RTLD_LOCAL)
         if library == NULL:
@@ -136,20 +149,50 @@ cdef class HostBackend(GpuBackend):
         return self.next_handle
 
     cdef int check_stream(self, uint64_t stream) except -1:
-        if stream != 0 and stream != self.stream0 and stream not in self.ledger.streams:
+        if stream != 0 and stream != self.stream0 and stream not in self.ledger.live_streams:
             refuse("stream", stream, "0, or a live stream of this backend")
+        return 0
+
+    cdef int begin(self) noexcept:
+        """Around work without the GIL: what begin() returns goes to end()."""
+        self.in_flight += 1
+        self.running[self.phase] += 1
+        return self.phase
+
+    cdef void end(self, int phase) noexcept:
+        self.running[phase] -= 1
+        self.in_flight -= 1
+
+    cdef int wait_for_running(self) except -1:
+        """Wait for the work of other threads that has begun, as a GPU's driver does before it frees memory."""
+        cdef int phase
+        if self.running[0] == 0 and self.running[1] == 0:
+            return 0
+        with self.freeing:
+            phase = self.phase
+            self.phase = 1 - phase      # what begins from now on is not waited for
+            while self.running[phase] > 0:
+                time.sleep(POLL_S)
         return 0
 
     cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0:
         cdef void* p = NULL
-        cdef int failed
+        cdef int failed, phase
+        cdef size_t free = 0, total = 0
+        if nbytes > LARGE:      # the system would promise more than it has, and kill the process that takes it
+            self.driver_memory(&free, &total)
+            if nbytes > free:
+                return 0
+        phase = self.begin()
         with nogil:
             failed = posix_memalign(&p, ALIGNMENT, nbytes)
             if not failed:
                 memset(p, POISON, nbytes)
+        self.end(phase)
         return 0 if failed else <uint64_t>p
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
+        self.wait_for_running()
         c_free_memory(<void*>ptr)
         return 0
 
@@ -157,22 +200,28 @@ cdef class HostBackend(GpuBackend):
         return 0
 
     cdef int driver_memory(self, size_t* free, size_t* total) except -1:
-        page = os.sysconf("SC_PAGE_SIZE")
-        free[0] = os.sysconf("SC_AVPHYS_PAGES") * page
-        total[0] = os.sysconf("SC_PHYS_PAGES") * page
+        """What the system says can be had without swapping."""
+        with open("/proc/meminfo") as lines:
+            facts = dict(line.split(":") for line in lines)
+        free[0] = 1024 * int(facts["MemAvailable"].split()[0])
+        total[0] = 1024 * int(facts["MemTotal"].split()[0])
         return 0
 
     cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
         self.check_stream(stream)
+        cdef int phase = self.begin()
         with nogil:
             memset(<void*>ptr, value, nbytes)
+        self.end(phase)
         return 0
 
     cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
                          uint64_t stream) except -1:
         self.check_stream(stream)
+        cdef int phase = self.begin()
         with nogil:
             memcpy(<void*>dst, <const void*>src, nbytes)
+        self.end(phase)
         return 0
 
     cdef uint64_t driver_create_stream(self) except 0:
@@ -223,8 +272,8 @@ cdef class HostBackend(GpuBackend):
         record = <const metrale_host_kernel*><uint64_t>address
         handle.function = <void*>record
         handle.launcher = <void*><uint64_t>start
-        handle.max_threads = MAX_THREADS
-        handle.max_shared = MAX_SHARED
+        handle.max_threads = METRALE_MAX_THREADS
+        handle.max_shared = METRALE_MAX_SHARED_BYTES
         codes = [param_code(record.params[i].kind, record.params[i].size) for i in range(record.n_params)]
         declared = sources.signatures().get(module, {}).get(name)
         if declared is None:
@@ -237,16 +286,18 @@ cdef class HostBackend(GpuBackend):
     cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
         cdef metrale_host_config config
         cdef char message[MESSAGE_BYTES]
-        cdef int failed
+        cdef int failed, phase
         self.check_stream(stream)
         config.grid[0], config.grid[1], config.grid[2] = l.grid[0], l.grid[1], l.grid[2]
         config.block[0], config.block[1], config.block[2] = l.block[0], l.block[1], l.block[2]
         config.shared_bytes = l.shared_bytes
         config.order, config.seed = self.order_code, self.seed
         config.strict, config.workers = self.strict, self.workers
+        phase = self.begin()
         with nogil:
             failed = (<launch_fn>kernel.launcher)(
                 <const metrale_host_kernel*>kernel.function, &config, l.args, message, MESSAGE_BYTES)
+        self.end(phase)
         if failed:
             raise LaunchError((<bytes>message).decode(errors="replace"))
         return 0

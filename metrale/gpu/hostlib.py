@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Host kernel libraries: the package's own, and one made from a user's ``.cu`` file."""
 
-import hashlib
 import importlib.util
-import json
 import os
 from pathlib import Path
 from types import ModuleType
@@ -42,20 +40,15 @@ def build_tool() -> ModuleType:
 def compile(path: str) -> str:
     """Compile a user's ``.cu`` file for the host, through the cache; returns the library's path."""
     tool, source = build_tool(), Path(path)
+    source.stat()  # of a file that is not there, the error is the system's own
+    options = {"include": [source.resolve().parent, sources.CUDA_DIR]}
     try:
-        name = f"{source.stem}-host-{_key(tool, source)}.so"
-        if not (cache.folder() / name).exists():
+        name = f"{source.stem}-host-{tool.fingerprint(source, **options)}.so"
+        library = cache.file(name)
+        if library is None:
             with cache.reserve(name) as temporary:
-                tool.build([source], temporary, include=[source.resolve().parent, sources.CUDA_DIR])
+                tool.build([source], temporary, **options)
+            library = cache.folder() / name
     except tool.BuildError as error:
         raise CompileError(f"{source.name} does not compile for the host", str(error)) from error
-    return str(cache.folder() / name)
-
-
-def _key(tool: ModuleType, source: Path) -> str:
-    """The compiler, the source and its headers, the tool and the runtime that it builds in."""
-    folder = sources.CUDA_DIR / "host"
-    roots = [source.resolve().parent, sources.CUDA_DIR, folder, *tool.find_cuda_include()]
-    runtime = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.is_file()}
-    parts = [tool.find_compiler(), sorted(runtime.items()), sorted(sources.digests(source, roots).items())]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    return str(library)

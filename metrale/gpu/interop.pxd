@@ -2,4 +2,8 @@
 from libc.stdint cimport uint64_t
 
 
-cdef uint64_t as_ptr(object value) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t as_ptr(object value, str name=*) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t as_handle(object value, str name) except? 0xFFFFFFFFFFFFFFFF
+cdef uint64_t as_integer(object value, str name, uint64_t limit, str allowed) except? 0xFFFFFFFFFFFFFFFF
+cdef size_t as_size(object value, str name) except? 0xFFFFFFFFFFFFFFFF
+cdef int host_buffer(object value, str name, bint writable, Py_buffer* view) except -1

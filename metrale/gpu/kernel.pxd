@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 cdef enum:
     MAX_PARAMS = 128          # parameters of a kernel
@@ -27,7 +27,7 @@ cdef enum ParamCode:
 cdef class KernelHandle:
     cdef void* function                 # CUfunction, or the host library's kernel record
     cdef void* launcher                 # the host library's launch function
-    cdef void* owner                    # the backend that loaded it, compared and never dereferenced
+    cdef uint64_t owner                 # id of the backend that loaded it
     cdef uint32_t n_params
     cdef uint32_t codes[MAX_PARAMS]
     cdef uint32_t max_threads           # a block of this kernel may have

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport uint32_t
 
-from metrale.errors import LaunchError
+from metrale.errors import MetraleError
 
 cdef dict _CODES = {
     "ptr": param_code(KIND_PTR, 8), "f32": param_code(KIND_FLOAT, 4), "f64": param_code(KIND_FLOAT, 8),
@@ -33,16 +33,16 @@ cdef class KernelHandle:
         cdef uint32_t i, code, want
         where = f"{self.module}.{self.name}"
         if len(params) != len(codes):
-            raise LaunchError(f"{where}: its source declares {len(params)} parameters, its binary has {len(codes)}")
+            raise MetraleError(f"{where}: its source declares {len(params)} parameters, its binary has {len(codes)}")
         if len(params) > MAX_PARAMS:
-            raise LaunchError(f"{where}: {len(params)} parameters, at most {MAX_PARAMS} are taken")
+            raise MetraleError(f"{where}: {len(params)} parameters, at most {MAX_PARAMS} are taken")
         for i, (name, kind) in enumerate(params):
             code = codes[i]
             want = _CODES.get(kind, code)
             if kind == "bytes":
                 want = param_code(KIND_BYTES, code & 0xFFFF)
             if code != want and code != param_code(KIND_ANY, want & 0xFFFF):
-                raise LaunchError(f"{where}: parameter {name} is {kind} in its source and "
+                raise MetraleError(f"{where}: parameter {name} is {kind} in its source and "
                                   f"{kind_of(code)} in its binary")
             self.codes[i] = want
         self.n_params = <uint32_t>len(params)

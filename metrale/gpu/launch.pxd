@@ -71,5 +71,7 @@ cdef class KernelLaunch:
     cdef KernelHandle kernel
     cdef Launch l
     cdef bint launched        # the next argument starts a new list
+    cdef bint launching       # l is being read without the GIL
 
-    cdef void next_argument(self) noexcept
+    cdef int writing(self) except -1
+    cdef int next_argument(self) except -1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """KernelLaunch: geometry, arguments, launch."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBuffer_Release
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcmp
@@ -10,7 +10,7 @@ from metrale.errors import ArgumentError, LaunchError
 
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport Launch
-from metrale.gpu.interop cimport as_ptr
+from metrale.gpu.interop cimport as_integer, as_ptr, host_buffer
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
 )
@@ -27,7 +27,8 @@ cdef class KernelLaunch:
     Arguments are packed into a fixed buffer in the object and checked, at ``launch``, against the kernel's
     parameters: count, sizes and kinds (pointer, integer, float). The block starts as (1, 1, 1), the grid
     likewise, dynamic shared memory as 0 bytes. After ``launch`` geometry stays, and the next ``arg_*`` starts a
-    new argument list; with no ``arg_*`` in between, a second ``launch`` repeats the first.
+    new argument list; with no ``arg_*`` in between, a second ``launch`` repeats the first. So it is after a launch
+    or an argument that was refused. One thread at a time may use a builder.
 
     Errors: ``LaunchError`` for a launch that does not fit the kernel or the device, before the driver sees it.
     """
@@ -37,32 +38,48 @@ cdef class KernelLaunch:
         self.kernel = kernel
         launch_geometry(&self.l, 1, 1, 1, 1, 1, 1, 0)
 
-    cdef void next_argument(self) noexcept:
+    cdef int writing(self) except -1:
+        if self.launching:
+            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: another thread is launching with this "
+                              "KernelLaunch: each thread needs its own")
+        return 0
+
+    cdef int next_argument(self) except -1:
+        self.writing()
         if self.launched:
             self.l.n = self.l.used = self.l.overflow = 0
             self.launched = False
+        return 0
 
     def grid(self, x, y=1, z=1):
         """Blocks in x, y, z; also one 3-sequence."""
+        self.writing()
         _set_dims(self.l.grid, "grid", x, y, z)
         return self
 
     def block(self, x, y=1, z=1):
         """Threads a block in x, y, z; also one 3-sequence."""
+        self.writing()
         _set_dims(self.l.block, "block", x, y, z)
         return self
 
     def shared_mem(self, nbytes):
         """Dynamic shared memory a block, in bytes."""
-        if not isinstance(nbytes, int) or not 0 <= nbytes <= self.kernel.max_shared:
-            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: shared_mem: got {nbytes!r} bytes, allowed: "
-                              f"0 to {self.kernel.max_shared}")
-        self.l.shared_bytes = nbytes
+        self.writing()
+        allowed = f"0 to {self.kernel.max_shared} bytes"
+        try:
+            self.l.shared_bytes = as_integer(nbytes, "shared_mem", self.kernel.max_shared, allowed)
+        except ArgumentError as error:
+            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
         return self
 
     def arg_ptr(self, value):
         """A device pointer: an int, a DeviceBuffer, or an object with a device pointer of its own; None is null."""
-        cdef uint64_t p = as_ptr(value)
+        cdef uint64_t p
+        try:
+            p = as_ptr(value)
+        except ArgumentError as error:
+            raise self._bad(value, str(error).partition("allowed: ")[2]) from error
         self.next_argument()
         push_ptr(&self.l, p)
         return self
@@ -116,7 +133,7 @@ cdef class KernelLaunch:
         cdef double v
         try:
             v = value
-        except TypeError as error:
+        except (OverflowError, TypeError) as error:
             raise self._bad(value, "a float") from error
         self.next_argument()
         push_f32(&self.l, <float>v)
@@ -127,22 +144,26 @@ cdef class KernelLaunch:
         cdef double v
         try:
             v = value
-        except TypeError as error:
+        except (OverflowError, TypeError) as error:
             raise self._bad(value, "a float") from error
         self.next_argument()
         push_f64(&self.l, v)
         return self
 
     def arg_bytes(self, value):
-        """A struct by value: any contiguous buffer, laid out as the kernel's parameter."""
+        """A struct by value, or an integer of 1 or 2 bytes, as a contiguous buffer of the parameter's size."""
         cdef Py_buffer view
-        PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+        cdef uint32_t code
+        host_buffer(value, "arg_bytes", False, &view)
         try:
             self.next_argument()
             if view.len > MAX_PARAM_BYTES:
                 self.l.overflow = 1
-            else:
-                push_bytes(&self.l, view.buf, <uint32_t>view.len, param_code(KIND_BYTES, <uint32_t>view.len))
+                return self
+            code = param_code(KIND_BYTES, <uint32_t>view.len)
+            if self.l.n < self.kernel.n_params and self.kernel.codes[self.l.n] & 0xFFFF == <uint32_t>view.len <= 2:
+                code = self.kernel.codes[self.l.n]
+            push_bytes(&self.l, view.buf, <uint32_t>view.len, code)
         finally:
             PyBuffer_Release(&view)
         return self
@@ -153,11 +174,17 @@ cdef class KernelLaunch:
         Returns once the launch is queued.
         """
         cdef uint64_t s = self.gpu.as_stream(stream)
-        launch(self.gpu, self.kernel, &self.l, s)
-        self.launched = True
+        self.writing()
+        self.launching = True
+        try:
+            launch(self.gpu, self.kernel, &self.l, s)
+        finally:
+            self.launching = False
+            self.launched = True
 
     def _bad(self, value, allowed):
         cdef uint32_t i = 0 if self.launched else self.l.n
+        self.launched = True
         name = self.kernel.params[i][0] if i < self.kernel.n_params else f"argument {i + 1}"
         return LaunchError(f"{self.kernel.module}.{self.kernel.name}: {name}: got {value!r}, allowed: {allowed}")
 
@@ -182,8 +209,8 @@ cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream)
     cdef uint64_t threads = <uint64_t>l.block[0] * l.block[1] * l.block[2]
     cdef bint ok = (
         not l.overflow and l.n == kernel.n_params
-        and memcmp(l.codes, kernel.codes, l.n * sizeof(uint32_t)) == 0
-        and kernel.owner == <void*>gpu
+        and (memcmp(l.codes, kernel.codes, l.n * sizeof(uint32_t)) == 0 or codes_fit(l, kernel))
+        and kernel.owner == gpu.id
         and 0 < threads <= kernel.max_threads
         and l.block[0] <= gpu.max_block[0] and l.block[1] <= gpu.max_block[1] and l.block[2] <= gpu.max_block[2]
         and l.grid[0] - 1 < gpu.max_grid[0] and l.grid[1] - 1 < gpu.max_grid[1] and l.grid[2] - 1 < gpu.max_grid[2]
@@ -195,11 +222,21 @@ cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream)
     return gpu.driver_launch(kernel, l, stream)
 
 
+cdef bint codes_fit(const Launch* l, KernelHandle kernel) noexcept:
+    """Whether each argument has its parameter's code, or the size of one that is known by its size alone."""
+    cdef uint32_t i, got, want
+    for i in range(l.n):
+        got, want = l.codes[i], kernel.codes[i]
+        if got != want and not (want >> 16 == KIND_ANY and got & 0xFFFF == want & 0xFFFF):
+            return False
+    return True
+
+
 cdef int explain(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:
-    """Raise the LaunchError that says what is wrong, or return if only kinds unknown to the layout differ."""
+    """Raise the LaunchError that says what is wrong."""
     cdef uint32_t i, got, want
     cdef str name = f"{kernel.module}.{kernel.name}"
-    if kernel.owner != <void*>gpu:
+    if kernel.owner != gpu.id:
         raise LaunchError(f"{name}: the kernel belongs to another backend than {gpu!r}")
     if l.overflow:
         raise LaunchError(f"{name}: more than {MAX_PARAMS} arguments or {MAX_PARAM_BYTES} bytes of them")

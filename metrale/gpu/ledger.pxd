@@ -12,6 +12,7 @@ cdef class Allocation:
     cdef readonly int line
     cdef readonly uint64_t seq
     cdef readonly int64_t time_ns
+    cdef readonly str owner           # what frees it: "DeviceBuffer"; None where gpu.free() does
     cdef readonly str freed_at        # "file:line" once freed
 
 
@@ -19,19 +20,20 @@ cdef class Ledger:
     cdef cpp_map[uint64_t, void*] _by_ptr     # base -> Allocation, borrowed from _live
     cdef dict _live                           # seq -> Allocation
     cdef object _freed                        # the last ones, for messages
-    cdef readonly dict streams                # handle -> "file:line"
-    cdef readonly dict events
+    cdef dict live_streams                    # handle -> "file:line"
+    cdef dict live_events
     cdef readonly size_t live_bytes           # device and managed; pinned is host memory
     cdef readonly size_t peak_bytes
     cdef readonly size_t pinned_bytes
     cdef readonly uint64_t seq
 
-    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag)
+    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag, str owner)
     cdef Allocation at(self, uint64_t ptr)            # by base, or None
     cdef Allocation containing(self, uint64_t ptr)    # by any address inside, or None
     cdef int restore(self, Allocation a) except -1    # put back, or put in
     cdef int remove(self, Allocation a) except -1
-    cdef Allocation last_freed(self, uint64_t ptr)
+    cdef str describe(self, uint64_t ptr)             # what is known of an address, for messages
+    cdef str left_over(self)                          # what is live, in a line; None if nothing is
 
 
 cdef tuple call_site()

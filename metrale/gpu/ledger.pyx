@@ -51,13 +51,13 @@ cdef class Ledger:
     def __cinit__(self):
         self._live = {}
         self._freed = deque(maxlen=_KEEP_FREED)
-        self.streams = {}
-        self.events = {}
+        self.live_streams = {}
+        self.live_events = {}
 
-    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag):
+    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag, str owner):
         cdef Allocation a = Allocation.__new__(Allocation)
         self.seq += 1
-        a.ptr, a.nbytes, a.kind, a.seq = ptr, nbytes, kind, self.seq
+        a.ptr, a.nbytes, a.kind, a.seq, a.owner = ptr, nbytes, kind, self.seq, owner
         a.tag = None if tag is None else str(tag)
         a.time_ns = time.time_ns()
         a.file, a.line = call_site()
@@ -100,11 +100,52 @@ cdef class Ledger:
             self.live_bytes -= a.nbytes
         return 0
 
-    cdef Allocation last_freed(self, uint64_t ptr):
+    cdef str describe(self, uint64_t ptr):
+        if ptr == 0:
+            return "a null pointer"
+        cdef Allocation a = self.containing(ptr)
+        if a is not None:
+            return f"{ptr:#x}, {ptr - a.ptr} bytes into {a!r}"
         for a in reversed(self._freed):
-            if (<Allocation>a).ptr <= ptr < (<Allocation>a).ptr + (<Allocation>a).nbytes:
-                return a
-        return None
+            if a.ptr <= ptr < a.ptr + a.nbytes:
+                return f"{ptr:#x}, inside {a!r} freed at {a.freed_at}"
+        return f"{ptr:#x}, an address the ledger does not know"
+
+    cdef str left_over(self):
+        parts = []
+        if self._live:
+            sizes = f"{len(self._live)} allocations, {self.live_bytes + self.pinned_bytes:,} bytes"
+            names = [f"{a.tag or a.nbytes} ({a.site})" for a in self.largest(5)]
+            parts.append(f"{sizes}: {', '.join(names)}{', ...' if len(self._live) > 5 else ''}")
+        for what, handles in (("streams", self.live_streams), ("events", self.live_events)):
+            if handles:
+                parts.append(f"{len(handles)} {what} ({', '.join(sorted(set(handles.values()))[:5])})")
+        return f"never freed: {'; '.join(parts)}" if parts else None
+
+    @property
+    def streams(self):
+        """``{handle: "file:line"}`` of the live streams."""
+        return dict(self.live_streams)
+
+    @property
+    def events(self):
+        """``{handle: "file:line"}`` of the live events."""
+        return dict(self.live_events)
+
+    def snapshot(self):
+        """Everything as plain values: totals, and one entry a live allocation, stream and event."""
+        return {
+            "live_bytes": self.live_bytes, "pinned_bytes": self.pinned_bytes, "peak_bytes": self.peak_bytes,
+            "live_allocs": len(self._live), "allocations": [a.as_dict() for a in self._live.values()],
+            "streams": self.streams, "events": self.events,
+        }
+
+    def report(self):
+        """A table of the live allocations, largest first: bytes, tag, call site."""
+        pinned = f", {self.pinned_bytes:,} bytes pinned," if self.pinned_bytes else ""
+        rows = [f"{a.nbytes:>14,}  {a.tag or '-':<28}  {a.site}" for a in self.largest(len(self._live))]
+        return "\n".join([f"{self.live_bytes:>14,}  bytes live{pinned} in {len(self._live)} allocations, "
+                          f"peak {self.peak_bytes:,}", *rows])
 
     def live(self):
         """The live allocations, oldest first."""

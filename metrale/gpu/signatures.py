@@ -2,12 +2,18 @@
 """Parameter lists of CUDA kernels, read from their source.
 
 Of C++ this knows what an entry point's parameter list can hold: pointers, numbers, structs by value and aliases
-of these. Macros are not expanded: give it the preprocessor's output where kernels are made by macros. It imports
-nothing of the package, since cuda/host/build.py uses it before there is one.
+of these. Macros are not expanded: give it the preprocessor's output where there is one, and a source as it stands
+with `strict=False`. cuda/host/build.py uses it before there is a package, so it does without one.
 """
 
 import re
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from metrale.errors import MetraleError
+else:
+    MetraleError = Exception
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -55,34 +61,63 @@ _WORDS = {
     **{f"int{bits}_t": f"i{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}_t": f"u{bits}" for bits in (8, 16, 32, 64)},
 }
+# What CUDA's and the C library's headers give a name, if the source itself has no such alias.
+_TYPEDEFS = {
+    **{"uchar": "u8", "ushort": "u16", "uint": "u32", "ulong": "u64"},
+    **dict.fromkeys(("CUdeviceptr", "CUtexObject", "CUsurfObject"), "u64"),
+    **dict.fromkeys(("cudaTextureObject_t", "cudaSurfaceObject_t"), "u64"),
+}
+_STRUCTS = re.compile(
+    r"(?:__)?half2?|(?:__)?nv_bfloat16[12]?|__nv_bfloat162|__nv_fp8_e\dm\d|CUtensorMap|dim3"
+    r"|(?:u?(?:char|short|int|long|longlong)|float|double)[1-4]"
+)
 _INTEGER_WORDS = ("signed", "unsigned", "char", "short", "int", "long")
 
 
-class SignatureError(ValueError):
+class SignatureError(ValueError, MetraleError):
     """A kernel's declaration that cannot be read, or that is no kernel's."""
 
 
-def parse(text: str) -> dict[str, Signature]:
+def parse(text: str, *, strict: bool = True) -> dict[str, Signature]:
     """The `extern "C" __global__` functions of a source in its order: `{kernel: ((parameter, kind), ...)}`.
 
     Kinds: ptr, u8 to u64, i8 to i64, f32, f64, and bytes for a struct by value. Templates are no entry points and
     are passed over; a `__global__` function that is neither raises SignatureError, as does what cannot be read.
+
+    Not strict, nothing is raised. A type that the text does not explain is of the kind any; and a kernel whose
+    parameters the text does not tell is absent: one of a macro's making, or declared in two ways (`#if`).
     """
     text = _COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else " ", text)
     text = _DIRECTIVE.sub("", text)
     kernels: dict[str, Signature] = {}
+    ambiguous = set()
     for entry in _ENTRY.finditer(text):
-        start = max(text.rfind(mark, 0, entry.start()) for mark in ";{}") + 1
-        head = text[start : entry.start()]
-        if re.search(r"\btemplate\b", head):
+        try:
+            kernel = _kernel(text, entry, strict)
+        except SignatureError:
+            if strict:
+                raise
             continue
-        name, parameters = _declaration(text, entry.end())
-        if not _EXTERN_C.search(head) and not _in_extern_c_block(text, entry.start()):
-            raise SignatureError(f'kernel {name} is not extern "C": it could not be found by its name')
-        signature = tuple(_parameter(name, i, tokens, text) for i, tokens in enumerate(parameters, 1))
+        if kernel is None:
+            continue
+        name, signature = kernel
         if kernels.setdefault(name, signature) != signature:
-            raise SignatureError(f"kernel {name} is declared twice, with different parameters")
-    return kernels
+            if strict:
+                raise SignatureError(f"kernel {name} is declared twice, with different parameters")
+            ambiguous.add(name)
+    return {name: signature for name, signature in kernels.items() if name not in ambiguous}
+
+
+def _kernel(text: str, entry: re.Match[str], strict: bool) -> tuple[str, Signature] | None:
+    """Name and parameters of the function that is `__global__` at `entry`; None for a template."""
+    start = max(text.rfind(mark, 0, entry.start()) for mark in ";{}") + 1
+    head = text[start : entry.start()]
+    if re.search(r"\btemplate\b", head):
+        return None
+    name, parameters = _declaration(text, entry.end())
+    if not _EXTERN_C.search(head) and not _in_extern_c_block(text, entry.start()):
+        raise SignatureError(f'kernel {name} is not extern "C": it could not be found by its name')
+    return name, tuple(_parameter(name, i, tokens, text, strict) for i, tokens in enumerate(parameters, 1))
 
 
 def _in_extern_c_block(text: str, position: int) -> bool:
@@ -130,7 +165,7 @@ def _group(tokens: Iterator[str], name: str) -> list[list[str]]:
     raise SignatureError(f"kernel {name}: the parameter list is not closed")
 
 
-def _parameter(kernel: str, position: int, tokens: list[str], text: str) -> tuple[str, str]:
+def _parameter(kernel: str, position: int, tokens: list[str], text: str, strict: bool) -> tuple[str, str]:
     def refuse(why: str) -> SignatureError:
         return SignatureError(f"kernel {kernel}, parameter {position} ({' '.join(tokens)!r}): {why}")
 
@@ -149,10 +184,14 @@ def _parameter(kernel: str, position: int, tokens: list[str], text: str) -> tupl
     name = words.pop() if words else ""
     if not words or not _NAME.match(name) or name in _WORDS or name in _INTEGER_WORDS:
         raise refuse("the parameter has no name")
-    return name, "ptr" if is_array else _kind(words, text, refuse)
+    if is_array:
+        return name, "ptr"
+    is_struct = not {"struct", "class"}.isdisjoint(tokens)
+    return name, _kind(words, text, refuse, "bytes" if strict or is_struct else "any")
 
 
-def _kind(words: list[str], text: str, refuse: Callable[[str], SignatureError], depth: int = 8) -> str:
+def _kind(words: list[str], text: str, refuse: Callable[[str], SignatureError], unknown: str, depth: int = 8) -> str:
+    """The kind of a type; `unknown` for a name that neither the text nor CUDA explains."""
     if "*" in words:
         return "ptr"
     if words[:3] == ["std", ":", ":"]:
@@ -160,17 +199,28 @@ def _kind(words: list[str], text: str, refuse: Callable[[str], SignatureError], 
     known = _WORDS.get(" ".join(words)) or _WORDS.get(_canonical_integer(words))
     if known:
         return known
-    if not _NAME.match(words[0]) or (len(words) > 1 and words[1] not in (":", "<")):
+    name = words[0]
+    if not _NAME.match(name) or (len(words) > 1 and words[1] not in (":", "<")):
         raise refuse("the type cannot be read")
-    alias = len(words) == 1 and re.search(
-        rf"\busing\s+{words[0]}\s*=\s*([^;]+);|\btypedef\s+([^;{{}}()]+?)\b{words[0]}\s*;", text
-    )
-    if not alias:
-        return "bytes"
+    if len(words) > 1:
+        return unknown
+    aliases = re.findall(rf"\busing\s+{name}\s*=\s*([^;]+);|\btypedef\s+([^;{{}}()]+?)\b{name}\s*;", text)
+    if not aliases:
+        structs = rf"\b(?:struct|class|union)\s+{name}\b|\}}\s*{name}\s*;"
+        is_struct = _STRUCTS.fullmatch(name) or re.search(structs, text)
+        return "bytes" if is_struct else _TYPEDEFS.get(name, unknown)
     if depth == 0:
         raise refuse("the type is an alias of itself")
-    target = [token for token in _TOKEN.findall(alias[1] or alias[2]) if token not in _QUALIFIERS]
-    return _kind(target, text, refuse, depth - 1)
+    kinds = set()
+    for target in aliases if unknown == "any" else aliases[:1]:
+        tokens = [token for token in _TOKEN.findall(target[0] or target[1]) if token not in _QUALIFIERS]
+        try:
+            kinds.add(_kind(tokens or [""], text, refuse, unknown, depth - 1))
+        except SignatureError:
+            if unknown != "any":
+                raise
+            return unknown
+    return kinds.pop() if len(kinds) == 1 else unknown  # an alias of several branches of an #if
 
 
 def _canonical_integer(words: list[str]) -> str:

@@ -3,6 +3,7 @@
 
 import difflib
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,11 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 # Installed, the sources lie inside the package; in an editable install, beside it.
 CUDA_DIR = _PACKAGE / "cuda" if (_PACKAGE / "cuda").is_dir() else _PACKAGE.parent / "cuda"
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
+# Looked for in comments and strings too: a header too many in a key does no harm.
+_SPACE = rb"(?:[ \t]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
+_INCLUDE = re.compile(rb"include(?:_next)?" + _SPACE + rb"\(?" + _SPACE + rb'(?:"([^"\n]+)"|<([^>\n]+)>)')
+_MACRO_INCLUDE = re.compile(rb"[#:]" + _SPACE + rb"include(?:_next)?\b" + _SPACE + rb"[A-Za-z_]")  # or %:include
+_SPLICE = re.compile(rb"\\\r?\n")
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -39,20 +44,27 @@ def source_path(module: str) -> Path:
     return CUDA_DIR / f"{module}.cu"
 
 
-def digests(path: Path, roots: Sequence[Path]) -> dict[str, str]:
+def digests(path: Path, roots: Sequence[Path]) -> dict[str, str] | None:
     """SHA-256 of the file at ``path`` and of every header that it, or one of those, names and that is found in
-    ``roots`` or beside the file that names it."""
+    ``roots`` or beside the file that names it. None if one of them names a header by a macro."""
     source = path.read_bytes()
     found = {path.name: hashlib.sha256(source).hexdigest()}
     pending = [(source, path.resolve().parent)]
     while pending:
         text, here = pending.pop()
-        for name in {m.decode() for m in _INCLUDE.findall(text)}:
-            header = next((root / name for root in (here, *roots) if (root / name).is_file()), None)
-            if header is not None and str(header) not in found:
+        text = _SPLICE.sub(b"", text)
+        if _MACRO_INCLUDE.search(text):
+            return None
+        for name in {os.fsdecode(quoted or angled) for quoted, angled in _INCLUDE.findall(text)}:
+            header = next((root / name for root in (here, *roots) if os.path.isfile(root / name)), None)
+            if header is None:
+                continue
+            folder = header.parent.resolve()  # as it is spelled, a cycle through ".." would not end
+            header = folder / header.name
+            if str(header) not in found:
                 data = header.read_bytes()
                 found[str(header)] = hashlib.sha256(data).hexdigest()
-                pending.append((data, header.parent))
+                pending.append((data, folder))
     return found
 
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The shape of a DeepSeek-V4.1 MoE and the buffers it needs."""
 
+import operator
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from metrale.errors import refuse
 from metrale.formats.kquant import SUPER_BLOCK, kquant_mmq_act_bytes, kquant_q8_1_rows_bytes
+from metrale.moe_v41._select import MAX_ROUTED, MAX_TOPK
 
-__all__ = ["MAX_ROUTED", "MAX_TOPK", "SLOT_TABLE_LAYERS", "BufferSpec", "MoeV41Cfg", "expert_warps"]
+__all__ = ["SLOT_TABLE_LAYERS", "BufferSpec", "MoeV41Cfg", "expert_warps", "integer"]
 
 SLOT_TABLE_LAYERS = 64
-MAX_ROUTED = 1024
-MAX_TOPK = 32
 EXPERT_WARPS = (2, 4, 8)
 
 BF16_BYTES, F32_BYTES, U32_BYTES, PTR_BYTES = 2, 4, 4, 8
@@ -65,6 +65,11 @@ class MoeV41Cfg:
         if self.max_tokens < 1:
             refuse("max_tokens", self.max_tokens, "1 or more")
 
+    @property
+    def header_words(self) -> int:
+        """u32 words of a token's selection: the flags, then topk picks, weights and slots."""
+        return 1 + 3 * self.topk
+
     def buffer_table(self) -> list[BufferSpec]:
         """Every buffer of a ``MoeV41``, in the order of allocation. ``me`` is ``max(max_tokens, topk)``."""
         m, k, n = self.max_tokens, self.topk, self.n_routed
@@ -84,7 +89,7 @@ class MoeV41Cfg:
             ("down_out", "2 * me * dim", BF16_BYTES * me * dim),
             ("rows_dev", "4 * max_tokens * topk", U32_BYTES * m * k),
             ("weight_dev", "4 * max_tokens * topk", F32_BYTES * m * k),
-            ("route_hdr", "4 * 64 * (1 + 3 * topk)", U32_BYTES * SLOT_TABLE_LAYERS * (1 + 3 * k)),
+            ("route_hdr", "4 * 64 * (1 + 3 * topk)", U32_BYTES * SLOT_TABLE_LAYERS * self.header_words),
             ("slot_table", "4 * 64 * n_routed", U32_BYTES * SLOT_TABLE_LAYERS * n),
             ("ptrs_dev", "8 * 3 * topk", PTR_BYTES * 3 * k),
             ("sg", "2 * max_tokens * inter", BF16_BYTES * m * inter),
@@ -96,6 +101,17 @@ class MoeV41Cfg:
             ("sh_q8", "q8_1_rows_bytes(1, inter)", kquant_q8_1_rows_bytes(1, inter)),
         ]
         return [BufferSpec(*row) for row in rows]
+
+
+def integer(name: str, value: SupportsIndex, first: int, last: int) -> int:
+    """``value`` as an int. Refuses what is no integer, booleans too, and what lies outside ``first`` to ``last``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = first - 1
+    if isinstance(value, bool) or not first <= number <= last:
+        refuse(name, value, f"an integer, {first} to {last}")
+    return number
 
 
 def expert_warps() -> int:

@@ -2,7 +2,7 @@
 """Weights of a MoE layer in device memory: router, shared expert, routed experts."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,8 @@ from metrale.errors import MetraleError, refuse
 from metrale.formats.kquant import BF16, Q2_K, Q3_K, SUPER_BLOCK, QuantType, kquant_weight_bytes
 from metrale.gpu import DevicePtr, GpuBackend
 from metrale.gpu.owner import Owner
-from metrale.moe_v41.config import SLOT_TABLE_LAYERS
+from metrale.moe_v41._select import MAX_ROUTED
+from metrale.moe_v41.config import SLOT_TABLE_LAYERS, integer
 
 __all__ = ["ExpertArena", "MoeV41LayerWeights", "ResidentMat", "RouterWeights", "SlotLayout"]
 
@@ -36,7 +37,7 @@ class ResidentMat:
         return cls(kind, n, k, _upload(own, name, data, n * kind.row_bytes(k)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RouterWeights:
     """A layer's router alone: weight bf16 ``[n_routed, dim]`` and bias f32 ``[n_routed]`` on the device, and the
     bias on the host. Enough to predict a layer's picks."""
@@ -54,19 +55,19 @@ class RouterWeights:
         n_routed = len(host_bias)
         return cls(
             _upload(own, "router", weight, n_routed * BF16.row_bytes(dim)),
-            _upload(own, "bias", host_bias, 4 * n_routed),
+            _upload(own, "bias", host_bias, host_bias.nbytes),
             host_bias,
             n_routed,
             dim,
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MoeV41LayerWeights:
     """What a layer keeps beside its routed experts: the router and the shared expert's gate, up and down.
 
     ``swiglu_limit`` clamps the routed experts, ``shared_swiglu_limit`` the shared one; None takes the
-    configuration's. ``free()`` gives all device memory back, once.
+    configuration's. ``own`` holds all the device memory, and ``free()`` gives it back, once.
     """
 
     router: RouterWeights
@@ -124,7 +125,8 @@ class SlotLayout:
 class ExpertArena:
     """``n_slots`` expert slots in one device allocation, filled with the experts of any layers and never evicted.
 
-    ``load(layer, expert, gate, up, down)`` takes the next free slot. ``free()`` gives the memory back, once.
+    ``load(layer, expert, gate, up, down)`` takes the next free slot. ``own`` holds the memory, and ``free()`` gives it
+    back, once.
     """
 
     def __init__(self, gpu: GpuBackend, layout: SlotLayout, n_slots: int) -> None:
@@ -134,16 +136,18 @@ class ExpertArena:
         self.layout = layout
         self.n_slots = n_slots
         self._slots: dict[tuple[int, int], int] = {}
-        self._own = Owner(gpu, "ExpertArena")
-        self.base = self._own.alloc("slots", n_slots * layout.slot_bytes)
+        self.own = Owner(gpu, "ExpertArena")
+        self.base = self.own.alloc("slots", n_slots * layout.slot_bytes)
 
-    def load(self, layer: int, expert: int, gate: Any, up: Any, down: Any) -> int:
+    def load(self, layer: SupportsIndex, expert: SupportsIndex, gate: Any, up: Any, down: Any) -> int:
         """Copy an expert's raw blocks (contiguous buffers) into a free slot; returns the slot.
 
-        Refuses a layer outside 0..63, an expert that is there already, blocks of another size, a full arena.
+        Refuses a layer outside 0..63, an expert outside 0..1023 or there already, blocks of another size, a full arena.
         """
-        if not 0 <= layer < SLOT_TABLE_LAYERS:
-            refuse("layer", layer, f"0 to {SLOT_TABLE_LAYERS - 1}")
+        if self.own.freed:
+            raise MetraleError("the ExpertArena has been freed")
+        layer = integer("layer", layer, 0, SLOT_TABLE_LAYERS - 1)
+        expert = integer("expert", expert, 0, MAX_ROUTED - 1)
         if (layer, expert) in self._slots:
             refuse("expert", expert, f"an expert of layer {layer} that is not in the arena yet")
         if len(self._slots) == self.n_slots:
@@ -171,7 +175,7 @@ class ExpertArena:
     def free(self) -> None:
         """Give the device memory back; the arena is empty and of no further use."""
         self._slots.clear()
-        self._own.free()
+        self.own.free()
 
 
 def _check_bytes(name: str, data: Any, nbytes: int) -> None:

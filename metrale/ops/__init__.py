@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Launchers: one function a kernel, which checks its arguments, knows the geometry, and queues the launch.
 
-From Cython, ``cimport`` the ``c_`` functions of ``metrale.ops.dense``, ``kquant``, ``moe`` and ``conv1d``: the same
-launches on plain integers.
+A launcher refuses kernels of other names than it launches, and pointers that are not aligned to what lies there:
+2 bytes for bf16, 4 for f32, 8 for addresses, or as it says. From Cython, ``cimport`` the ``c_`` functions of
+``metrale.ops.dense``, ``kquant``, ``moe`` and ``conv1d``: the same launches on plain integers.
 """
 
 from metrale.ops.conv1d import conv1d_update_chunk2

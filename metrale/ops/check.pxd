@@ -2,8 +2,12 @@
 # What launchers refuse, in the package's one wording.
 from libc.stdint cimport uint32_t, uint64_t
 
+from metrale.gpu.kernel cimport KernelHandle
 
-cdef int not_null(str name, uint64_t ptr) except -1
+
+cdef int kernel_in(KernelHandle kernel, tuple names) except -1
+cdef int device_ptr(str name, uint64_t ptr, uint64_t alignment) except -1
+cdef int nullable_ptr(str name, uint64_t ptr, uint64_t alignment) except -1
 cdef int positive(str name, uint32_t value) except -1
 cdef int multiple(str name, uint32_t value, uint32_t step) except -1
 cdef int at_most(str name, uint32_t value, uint32_t limit) except -1

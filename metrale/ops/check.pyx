@@ -7,10 +7,26 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from metrale.errors import refuse
 
+from metrale.gpu.kernel cimport KernelHandle
 
-cdef int not_null(str name, uint64_t ptr) except -1:
+
+cdef int kernel_in(KernelHandle kernel, tuple names) except -1:
+    """A kernel that the launcher is for: others may have parameters of the same kinds and mean something else."""
+    if kernel.name not in names:
+        refuse("kernel", kernel.name, " or ".join(names))
+    return 0
+
+
+cdef int device_ptr(str name, uint64_t ptr, uint64_t alignment) except -1:
+    """A pointer that is not null, to a multiple of ``alignment`` bytes, a power of 2: what the kernel's loads need."""
     if ptr == 0:
         refuse(name, None, "a device pointer that is not null")
+    return nullable_ptr(name, ptr, alignment)
+
+
+cdef int nullable_ptr(str name, uint64_t ptr, uint64_t alignment) except -1:
+    if ptr & (alignment - 1) != 0:
+        refuse(name, ptr, f"a device pointer to a multiple of {alignment} bytes")
     return 0
 
 

@@ -11,7 +11,7 @@ from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_ptr, push_u32
-from metrale.ops.check cimport ceil_div, not_null, positive, u32
+from metrale.ops.check cimport ceil_div, device_ptr, kernel_in, nullable_ptr, positive, u32
 
 cdef enum:
     CHANNELS_A_BLOCK = 256
@@ -24,23 +24,27 @@ def conv1d_update_chunk2(GpuBackend gpu not None, KernelHandle kernel not None, 
 
     conv_state f32 ``[batch_size, d_inner, 4]``, oldest input first, updated in place; input and output bf16
     ``[batch_size, 2, d_inner]``; weight bf16 ``[d_inner, 4]``; conv_state_intermediate f32, shaped like conv_state,
-    receives the window after the first token; bias f32 ``[d_inner]`` or null. Refuses ``d_conv`` other than 4,
+    receives the window after the first token; bias f32 ``[d_inner]`` or null. Both states lie on 16-byte boundaries. Refuses ``d_conv`` other than 4,
     sizes of 0, null pointers. Argument order: the Rust launcher ``conv1d_update_chunk2``, ``bias`` added last.
     """
-    c_conv1d_update_chunk2(gpu, kernel, as_ptr(conv_state), as_ptr(input), as_ptr(weight), as_ptr(output),
-                           as_ptr(conv_state_intermediate), u32("d_inner", d_inner), u32("d_conv", d_conv),
-                           u32("batch_size", batch_size), gpu.as_stream(stream), as_ptr(bias))
+    c_conv1d_update_chunk2(gpu, kernel, as_ptr(conv_state, "conv_state"), as_ptr(input, "input"),
+                           as_ptr(weight, "weight"), as_ptr(output, "output"),
+                           as_ptr(conv_state_intermediate, "conv_state_intermediate"), u32("d_inner", d_inner),
+                           u32("d_conv", d_conv), u32("batch_size", batch_size), gpu.as_stream(stream),
+                           as_ptr(bias, "bias"))
 
 
 cdef int c_conv1d_update_chunk2(GpuBackend gpu, KernelHandle kernel, uint64_t conv_state, uint64_t input,
                                 uint64_t weight, uint64_t output, uint64_t conv_state_intermediate, uint32_t d_inner,
                                 uint32_t d_conv, uint32_t batch_size, uint64_t stream, uint64_t bias) except -1:
     cdef Launch l
-    not_null("conv_state", conv_state)
-    not_null("input", input)
-    not_null("weight", weight)
-    not_null("output", output)
-    not_null("conv_state_intermediate", conv_state_intermediate)
+    kernel_in(kernel, ("causal_conv1d_update_chunk2",))
+    device_ptr("conv_state", conv_state, 16)
+    device_ptr("input", input, 2)
+    device_ptr("weight", weight, 2)
+    device_ptr("output", output, 2)
+    device_ptr("conv_state_intermediate", conv_state_intermediate, 16)
+    nullable_ptr("bias", bias, 4)
     positive("d_inner", d_inner)
     positive("batch_size", batch_size)
     if d_conv != WIDTH:

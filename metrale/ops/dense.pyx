@@ -9,7 +9,7 @@ from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_ptr, push_u32
-from metrale.ops.check cimport ceil_div, not_null, positive, u32
+from metrale.ops.check cimport ceil_div, device_ptr, kernel_in, positive, u32
 
 cdef enum:
     GEMV_ROWS = 16
@@ -22,16 +22,17 @@ def dense_gemv(GpuBackend gpu not None, KernelHandle kernel not None, input, wei
     input bf16 ``[k]``, weight bf16 ``[n, k]`` row-major, output bf16 ``[n]``; device pointers. Sums are f32.
     Refuses null pointers, ``n`` or ``k`` of 0. Argument order: the Rust launcher ``ops::dense_gemv``.
     """
-    c_dense_gemv(gpu, kernel, as_ptr(input), as_ptr(weight), as_ptr(output), u32("n", n), u32("k", k),
-                 gpu.as_stream(stream))
+    c_dense_gemv(gpu, kernel, as_ptr(input, "input"), as_ptr(weight, "weight"), as_ptr(output, "output"), u32("n", n),
+                 u32("k", k), gpu.as_stream(stream))
 
 
 cdef int c_dense_gemv(GpuBackend gpu, KernelHandle kernel, uint64_t input, uint64_t weight, uint64_t output,
                       uint32_t n, uint32_t k, uint64_t stream) except -1:
     cdef Launch l
-    not_null("input", input)
-    not_null("weight", weight)
-    not_null("output", output)
+    kernel_in(kernel, ("dense_gemv_bf16",))
+    device_ptr("input", input, 2)
+    device_ptr("weight", weight, 2)
+    device_ptr("output", output, 2)
     positive("n", n)
     positive("k", k)
     launch_geometry(&l, ceil_div(n, GEMV_ROWS), 1, 1, GEMV_BLOCK, 1, 1, 0)

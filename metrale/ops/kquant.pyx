@@ -11,7 +11,7 @@ from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_f32, push_ptr, push_u32
-from metrale.ops.check cimport at_most, ceil_div, f32, multiple, not_null, positive, u32
+from metrale.ops.check cimport at_most, ceil_div, device_ptr, f32, kernel_in, multiple, nullable_ptr, positive, u32
 
 cdef enum:
     WARP = 32
@@ -21,20 +21,26 @@ cdef enum:
     MMVQ_WARPS = 4                # rows a block
     MAX_M = 8
 
+cdef tuple MMVQ = ("kquant_mmvq_q2_k_w", "kquant_mmvq_q3_k_w", "kquant_mmvq_q6_k_w")
+cdef tuple MMVQ_EXPERTS = tuple([f"kquant_mmvq_{kind}_experts_w{warps}" for kind in ("q2_k", "q3_k")
+                                 for warps in ("2", "", "8")])
+
 
 def kquant_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel not None, x, y, K, M, stream):
     """Quantise x bf16 ``[M, K]`` to y, q8_1 ``[M, K/32]`` of 36 bytes, with ``kquant_q8_1_rows_bf16``.
 
     Refuses ``K`` that is not a positive multiple of 32, ``M`` of 0, null pointers.
     """
-    c_kquant_q8_1_rows_bf16(gpu, kernel, as_ptr(x), as_ptr(y), u32("K", K), u32("M", M), gpu.as_stream(stream))
+    c_kquant_q8_1_rows_bf16(gpu, kernel, as_ptr(x, "x"), as_ptr(y, "y"), u32("K", K), u32("M", M),
+                            gpu.as_stream(stream))
 
 
 cdef int c_kquant_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uint64_t x, uint64_t y, uint32_t K, uint32_t M,
                                  uint64_t stream) except -1:
     cdef Launch l
-    not_null("x", x)
-    not_null("y", y)
+    kernel_in(kernel, ("kquant_q8_1_rows_bf16",))
+    device_ptr("x", x, 2)
+    device_ptr("y", y, 4)
     multiple("K", K, Q8_1_VALUES)
     positive("M", M)
     launch_geometry(&l, quantise_grid(K, M), 1, 1, QUANTISE_BLOCK, 1, 1, 0)
@@ -53,18 +59,21 @@ def kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel no
     only for ``limit > 0``. Refuses ``inter`` that is not a positive multiple of 32, ``rows`` of 0, null pointers
     (but ``w``).
     """
-    c_kquant_swiglu_q8_1_rows_bf16(gpu, kernel, as_ptr(gate), as_ptr(up), as_ptr(w), as_ptr(h), as_ptr(y),
-                                   u32("rows", rows), u32("inter", inter), f32("limit", limit), gpu.as_stream(stream))
+    c_kquant_swiglu_q8_1_rows_bf16(gpu, kernel, as_ptr(gate, "gate"), as_ptr(up, "up"), as_ptr(w, "w"), as_ptr(h, "h"),
+                                   as_ptr(y, "y"), u32("rows", rows), u32("inter", inter), f32("limit", limit),
+                                   gpu.as_stream(stream))
 
 
 cdef int c_kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w,
                                         uint64_t h, uint64_t y, uint32_t rows, uint32_t inter, float limit,
                                         uint64_t stream) except -1:
     cdef Launch l
-    not_null("gate", gate)
-    not_null("up", up)
-    not_null("h", h)
-    not_null("y", y)
+    kernel_in(kernel, ("kquant_swiglu_q8_1_rows_bf16",))
+    device_ptr("gate", gate, 2)
+    device_ptr("up", up, 2)
+    device_ptr("h", h, 2)
+    device_ptr("y", y, 4)
+    nullable_ptr("w", w, 4)
     positive("rows", rows)
     multiple("inter", inter, Q8_1_VALUES)
     launch_geometry(&l, quantise_grid(inter, rows), 1, 1, QUANTISE_BLOCK, 1, 1, 0)
@@ -82,17 +91,19 @@ cdef int c_kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uin
 def kquant_mmvq_w(GpuBackend gpu not None, KernelHandle kernel not None, w, y, out, K, N, M, stream):
     """``out[m, n] = bf16(sum over k of W[n, k] * y[m, k])`` with ``kquant_mmvq_{q2_k,q3_k,q6_k}_w``.
 
-    w: ``[N, K/256]`` blocks of the kernel's format; y: q8_1 ``[M, K/32]``; out bf16 ``[M, N]``. Refuses ``K`` that
-    is not a positive multiple of 256, ``M`` outside 1..8, ``N`` of 0, null pointers.
+    w: ``[N, K/256]`` blocks of the kernel's format; y: q8_1 ``[M, K/32]``; out bf16 ``[M, N]``. y, and w of Q2_K,
+    lie on 4-byte boundaries. Refuses ``K`` that is not a positive multiple of 256, ``M`` outside 1..8, ``N`` of 0,
+    null pointers.
     """
-    c_kquant_mmvq_w(gpu, kernel, as_ptr(w), as_ptr(y), as_ptr(out), u32("K", K), u32("N", N), u32("M", M),
-                    gpu.as_stream(stream))
+    c_kquant_mmvq_w(gpu, kernel, as_ptr(w, "w"), as_ptr(y, "y"), as_ptr(out, "out"), u32("K", K), u32("N", N),
+                    u32("M", M), gpu.as_stream(stream))
 
 
 cdef int c_kquant_mmvq_w(GpuBackend gpu, KernelHandle kernel, uint64_t w, uint64_t y, uint64_t out, uint32_t K,
                          uint32_t N, uint32_t M, uint64_t stream) except -1:
     cdef Launch l
-    not_null("w", w)
+    kernel_in(kernel, MMVQ)
+    device_ptr("w", w, block_alignment(kernel))
     check_mmvq(y, out, K, N, M)
     launch_geometry(&l, ceil_div(N, MMVQ_WARPS), 1, 1, MMVQ_WARPS * WARP, 1, 1, 0)
     push_ptr(&l, w)
@@ -113,16 +124,17 @@ def kquant_mmvq_experts_w(GpuBackend gpu not None, KernelHandle kernel not None,
     kernel's suffix: 2, 4 (none) or 8. Each expert's bits are those of ``kquant_mmvq_w``. Refuses what that does,
     ``warps`` outside {2, 4, 8} or other than the kernel's, ``experts`` of 0, strides that are not a multiple of 4.
     """
-    c_kquant_mmvq_experts_w(gpu, kernel, as_ptr(tables), as_ptr(y), as_ptr(out), u32("K", K), u32("N", N), u32("M", M),
-                            u32("y_stride_bytes", y_stride_bytes), u32("experts", experts), u32("warps", warps),
-                            gpu.as_stream(stream))
+    c_kquant_mmvq_experts_w(gpu, kernel, as_ptr(tables, "tables"), as_ptr(y, "y"), as_ptr(out, "out"), u32("K", K),
+                            u32("N", N), u32("M", M), u32("y_stride_bytes", y_stride_bytes), u32("experts", experts),
+                            u32("warps", warps), gpu.as_stream(stream))
 
 
 cdef int c_kquant_mmvq_experts_w(GpuBackend gpu, KernelHandle kernel, uint64_t tables, uint64_t y, uint64_t out,
                                  uint32_t K, uint32_t N, uint32_t M, uint32_t y_stride_bytes, uint32_t experts,
                                  uint32_t warps, uint64_t stream) except -1:
     cdef Launch l
-    not_null("tables", tables)
+    kernel_in(kernel, MMVQ_EXPERTS)
+    device_ptr("tables", tables, 8)
     check_mmvq(y, out, K, N, M)
     positive("experts", experts)
     if warps != 2 and warps != 4 and warps != 8:
@@ -143,8 +155,8 @@ cdef int c_kquant_mmvq_experts_w(GpuBackend gpu, KernelHandle kernel, uint64_t t
 
 
 cdef int check_mmvq(uint64_t y, uint64_t out, uint32_t K, uint32_t N, uint32_t M) except -1:
-    not_null("y", y)
-    not_null("out", out)
+    device_ptr("y", y, 4)
+    device_ptr("out", out, 2)
     multiple("K", K, SUPER_BLOCK)
     positive("N", N)
     return at_most("M", M, MAX_M)
@@ -158,3 +170,8 @@ cdef inline bint suffix_fits(str name, uint32_t warps):
     """Whether a kernel ``..._w2``, ``..._w`` or ``..._w8`` runs ``warps`` warps a block."""
     cdef Py_UCS4 last = name[len(name) - 1]
     return last == (u'w' if warps == 4 else u'2' if warps == 2 else u'8')
+
+
+cdef inline int block_alignment(KernelHandle kernel):
+    """Q2_K blocks are read by words; Q3_K and Q6_K blocks have a size that leaves them on even addresses only."""
+    return 4 if "_q2_k_" in kernel.name else 2

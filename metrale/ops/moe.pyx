@@ -11,7 +11,11 @@ from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_f32, push_ptr, push_u32, push_u64
-from metrale.ops.check cimport at_most, ceil_div, f32, not_null, positive, u32, u64
+from metrale.ops.check cimport at_most, ceil_div, device_ptr, f32, kernel_in, nullable_ptr, positive, u32, u64
+
+cdef extern from "common/route.cuh" namespace "metrale" nogil:
+    const uint32_t ROUTE_MAX_EXPERTS
+    const uint32_t ROUTE_MAX_PICKS
 
 cdef enum:
     BLOCK = 256
@@ -20,8 +24,6 @@ cdef enum:
     ROUTER_BLOCK = 128                # 4 warps, an output each
     PRODUCTS_SHARED = 8192            # bytes a row of A
     MAX_M = 8
-    MAX_ROUTED = 1024
-    MAX_TOPK = 32
 
 
 def moe_v41_swiglu(GpuBackend gpu not None, KernelHandle kernel not None, gate, up, w, h, rows, inter, limit, stream):
@@ -29,16 +31,18 @@ def moe_v41_swiglu(GpuBackend gpu not None, KernelHandle kernel not None, gate, 
 
     gate, up, h bf16 ``[rows, inter]``; w f32 ``[rows]`` or null (1). Refuses sizes of 0, null pointers (but ``w``).
     """
-    c_moe_v41_swiglu(gpu, kernel, as_ptr(gate), as_ptr(up), as_ptr(w), as_ptr(h), u32("rows", rows),
-                     u32("inter", inter), f32("limit", limit), gpu.as_stream(stream))
+    c_moe_v41_swiglu(gpu, kernel, as_ptr(gate, "gate"), as_ptr(up, "up"), as_ptr(w, "w"), as_ptr(h, "h"),
+                     u32("rows", rows), u32("inter", inter), f32("limit", limit), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w, uint64_t h,
                           uint32_t rows, uint32_t inter, float limit, uint64_t stream) except -1:
     cdef Launch l
-    not_null("gate", gate)
-    not_null("up", up)
-    not_null("h", h)
+    kernel_in(kernel, ("moe_v41_swiglu",))
+    device_ptr("gate", gate, 2)
+    device_ptr("up", up, 2)
+    device_ptr("h", h, 2)
+    nullable_ptr("w", w, 4)
     positive("rows", rows)
     positive("inter", inter)
     launch_geometry(&l, ceil_div(inter, VALUES_A_BLOCK), min(rows, <uint32_t>MAX_GRID_Y), 1, BLOCK, 1, 1, 0)
@@ -54,29 +58,31 @@ cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, ui
 
 def moe_v41_accumulate(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n, stream):
     """``acc += src``: acc f32 ``[n]``, src bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
-    c_moe_v41_accumulate(gpu, kernel, as_ptr(acc), as_ptr(src), u32("n", n), gpu.as_stream(stream))
+    c_moe_v41_accumulate(gpu, kernel, as_ptr(acc, "acc"), as_ptr(src, "src"), u32("n", n), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_accumulate(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n,
                               uint64_t stream) except -1:
+    kernel_in(kernel, ("moe_v41_accumulate",))
     return elementwise(gpu, kernel, "acc", acc, "src", src, n, stream)
 
 
 def moe_v41_finish(GpuBackend gpu not None, KernelHandle kernel not None, acc, out, n, stream):
     """``out = bf16(acc)``: acc f32 ``[n]``, out bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
-    c_moe_v41_finish(gpu, kernel, as_ptr(acc), as_ptr(out), u32("n", n), gpu.as_stream(stream))
+    c_moe_v41_finish(gpu, kernel, as_ptr(acc, "acc"), as_ptr(out, "out"), u32("n", n), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_finish(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t out, uint32_t n,
                           uint64_t stream) except -1:
+    kernel_in(kernel, ("moe_v41_finish",))
     return elementwise(gpu, kernel, "acc", acc, "out", out, n, stream)
 
 
 cdef int elementwise(GpuBackend gpu, KernelHandle kernel, str a_name, uint64_t a, str b_name, uint64_t b, uint32_t n,
                      uint64_t stream) except -1:
     cdef Launch l
-    not_null(a_name, a)
-    not_null(b_name, b)
+    device_ptr(a_name, a, 4)
+    device_ptr(b_name, b, 2)
     positive("n", n)
     launch_geometry(&l, ceil_div(n, VALUES_A_BLOCK), 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, a)
@@ -88,15 +94,16 @@ cdef int elementwise(GpuBackend gpu, KernelHandle kernel, str a_name, uint64_t a
 def moe_v41_sum_rows(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n_rows, dim, stream):
     """``acc += src[0]; acc += src[1]; ...``: acc f32 ``[dim]``, src bf16 ``[n_rows, dim]``, with the rounding of
     that many ``moe_v41_accumulate``. Refuses sizes of 0, null pointers."""
-    c_moe_v41_sum_rows(gpu, kernel, as_ptr(acc), as_ptr(src), u32("n_rows", n_rows), u32("dim", dim),
+    c_moe_v41_sum_rows(gpu, kernel, as_ptr(acc, "acc"), as_ptr(src, "src"), u32("n_rows", n_rows), u32("dim", dim),
                        gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_sum_rows(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n_rows,
                             uint32_t dim, uint64_t stream) except -1:
     cdef Launch l
-    not_null("acc", acc)
-    not_null("src", src)
+    kernel_in(kernel, ("moe_v41_sum_rows",))
+    device_ptr("acc", acc, 4)
+    device_ptr("src", src, 2)
     positive("n_rows", n_rows)
     positive("dim", dim)
     launch_geometry(&l, ceil_div(dim, VALUES_A_BLOCK), 1, 1, BLOCK, 1, 1, 0)
@@ -110,13 +117,14 @@ cdef int c_moe_v41_sum_rows(GpuBackend gpu, KernelHandle kernel, uint64_t acc, u
 def moe_v41_router_gemv_f32out(GpuBackend gpu not None, KernelHandle kernel not None, A, B, C, M, N, K, stream):
     """Router logits ``C[m, n] = sum over k of A[m, k] * B[n, k]``: A bf16 ``[M, K]``, B bf16 ``[N, K]``, C f32
     ``[M, N]``. A row's bits do not depend on M. Refuses ``M`` outside 1..8, sizes of 0, null pointers."""
-    c_moe_v41_router_gemv_f32out(gpu, kernel, as_ptr(A), as_ptr(B), as_ptr(C), u32("M", M), u32("N", N), u32("K", K),
-                                 gpu.as_stream(stream))
+    c_moe_v41_router_gemv_f32out(gpu, kernel, as_ptr(A, "A"), as_ptr(B, "B"), as_ptr(C, "C"), u32("M", M), u32("N", N),
+                                 u32("K", K), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_router_gemv_f32out(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B, uint64_t C,
                                       uint32_t M, uint32_t N, uint32_t K, uint64_t stream) except -1:
     cdef Launch l
+    kernel_in(kernel, ("moe_v41_router_gemv_f32out",))
     launch_geometry(&l, ceil_div(N, ROUTER_BLOCK // 32), 1, 1, ROUTER_BLOCK, 1, 1, 0)
     return router(gpu, kernel, &l, A, B, C, M, N, K, stream)
 
@@ -124,23 +132,24 @@ cdef int c_moe_v41_router_gemv_f32out(GpuBackend gpu, KernelHandle kernel, uint6
 def moe_v41_router_gemv_f32out_products(GpuBackend gpu not None, KernelHandle kernel not None, A, B, C, M, N, K,
                                         stream):
     """``moe_v41_router_gemv_f32out`` with more warps an output: the same arguments, refusals and bits."""
-    c_moe_v41_router_gemv_f32out_products(gpu, kernel, as_ptr(A), as_ptr(B), as_ptr(C), u32("M", M), u32("N", N),
-                                          u32("K", K), gpu.as_stream(stream))
+    c_moe_v41_router_gemv_f32out_products(gpu, kernel, as_ptr(A, "A"), as_ptr(B, "B"), as_ptr(C, "C"), u32("M", M),
+                                          u32("N", N), u32("K", K), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_router_gemv_f32out_products(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B,
                                                uint64_t C, uint32_t M, uint32_t N, uint32_t K,
                                                uint64_t stream) except -1:
     cdef Launch l
+    kernel_in(kernel, ("moe_v41_router_gemv_f32out_products",))
     launch_geometry(&l, N, 1, 1, BLOCK, 1, 1, <size_t>M * PRODUCTS_SHARED)
     return router(gpu, kernel, &l, A, B, C, M, N, K, stream)
 
 
 cdef int router(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t A, uint64_t B, uint64_t C, uint32_t M,
                 uint32_t N, uint32_t K, uint64_t stream) except -1:
-    not_null("A", A)
-    not_null("B", B)
-    not_null("C", C)
+    device_ptr("A", A, 2)
+    device_ptr("B", B, 2)
+    device_ptr("C", C, 4)
     at_most("M", M, MAX_M)
     positive("N", N)
     positive("K", K)
@@ -165,11 +174,12 @@ def moe_v41_route_select(GpuBackend gpu not None, KernelHandle kernel not None, 
     not resident; bit 1: a logit is not finite, nothing was picked. Refuses ``n_routed`` over 1024, ``topk`` outside
     1..min(n_routed, 32), ``gate_temp`` not above 0, null pointers (but ``bias``).
     """
-    c_moe_v41_route_select(gpu, kernel, as_ptr(logits), as_ptr(bias), u32("n_routed", n_routed), u32("topk", topk),
-                           f32("gate_temp", gate_temp), f32("route_scale", route_scale), 1 if norm_topk else 0,
-                           as_ptr(slot_of), as_ptr(arena_base), u64("slot_bytes", slot_bytes),
-                           u64("gate_off", gate_off), u64("up_off", up_off), u64("down_off", down_off), as_ptr(hdr),
-                           as_ptr(plan_w), as_ptr(plan_rows), as_ptr(ptrs), gpu.as_stream(stream))
+    c_moe_v41_route_select(gpu, kernel, as_ptr(logits, "logits"), as_ptr(bias, "bias"), u32("n_routed", n_routed),
+                           u32("topk", topk), f32("gate_temp", gate_temp), f32("route_scale", route_scale),
+                           1 if norm_topk else 0, as_ptr(slot_of, "slot_of"), as_ptr(arena_base, "arena_base"),
+                           u64("slot_bytes", slot_bytes), u64("gate_off", gate_off), u64("up_off", up_off),
+                           u64("down_off", down_off), as_ptr(hdr, "hdr"), as_ptr(plan_w, "plan_w"),
+                           as_ptr(plan_rows, "plan_rows"), as_ptr(ptrs, "ptrs"), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t logits, uint64_t bias,
@@ -178,15 +188,17 @@ cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t lo
                                 uint64_t gate_off, uint64_t up_off, uint64_t down_off, uint64_t hdr, uint64_t plan_w,
                                 uint64_t plan_rows, uint64_t ptrs, uint64_t stream) except -1:
     cdef Launch l
-    not_null("logits", logits)
-    not_null("slot_of", slot_of)
-    not_null("arena_base", arena_base)
-    not_null("hdr", hdr)
-    not_null("plan_w", plan_w)
-    not_null("plan_rows", plan_rows)
-    not_null("ptrs", ptrs)
-    at_most("n_routed", n_routed, MAX_ROUTED)
-    at_most("topk", topk, min(n_routed, <uint32_t>MAX_TOPK))
+    kernel_in(kernel, ("moe_v41_route_select",))
+    device_ptr("logits", logits, 4)
+    nullable_ptr("bias", bias, 4)
+    device_ptr("slot_of", slot_of, 4)
+    device_ptr("arena_base", arena_base, 4)
+    device_ptr("hdr", hdr, 4)
+    device_ptr("plan_w", plan_w, 4)
+    device_ptr("plan_rows", plan_rows, 4)
+    device_ptr("ptrs", ptrs, 8)
+    at_most("n_routed", n_routed, ROUTE_MAX_EXPERTS)
+    at_most("topk", topk, min(n_routed, ROUTE_MAX_PICKS))
     if not gate_temp > 0:
         refuse("gate_temp", gate_temp, "more than 0")
     launch_geometry(&l, 1, 1, 1, BLOCK, 1, 1, 0)
@@ -216,16 +228,17 @@ def moe_v41_slot_table_set(GpuBackend gpu not None, KernelHandle kernel not None
     table i32 ``[layers, n_routed]``. Refuses ``n_routed`` over 1024, ``n`` of 0, null pointers. The triples' own
     ranges are the caller's word: they lie on the device.
     """
-    c_moe_v41_slot_table_set(gpu, kernel, as_ptr(table), u32("n_routed", n_routed), as_ptr(triples), u32("n", n),
-                             gpu.as_stream(stream))
+    c_moe_v41_slot_table_set(gpu, kernel, as_ptr(table, "table"), u32("n_routed", n_routed),
+                             as_ptr(triples, "triples"), u32("n", n), gpu.as_stream(stream))
 
 
 cdef int c_moe_v41_slot_table_set(GpuBackend gpu, KernelHandle kernel, uint64_t table, uint32_t n_routed,
                                   uint64_t triples, uint32_t n, uint64_t stream) except -1:
     cdef Launch l
-    not_null("table", table)
-    not_null("triples", triples)
-    at_most("n_routed", n_routed, MAX_ROUTED)
+    kernel_in(kernel, ("moe_v41_slot_table_set",))
+    device_ptr("table", table, 4)
+    device_ptr("triples", triples, 4)
+    at_most("n_routed", n_routed, ROUTE_MAX_EXPERTS)
     positive("n", n)
     launch_geometry(&l, ceil_div(n, BLOCK), 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, table)

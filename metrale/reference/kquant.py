@@ -55,7 +55,7 @@ def dequantize(kind: QuantType, raw: U8) -> F32:
     return values.reshape(*raw.shape[:-1], row_bytes // kind.block_bytes * SUPER_BLOCK)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Q8Rows:
     """bf16 `[M, K]` activations as q8_1 blocks `[M, K/32]`.
 

@@ -168,7 +168,7 @@ def sum_rows(acc: F32, src: Bits) -> F32:
     return acc
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
     """Weights as they are stored: bf16 bits `[..., N, K]`, or the raw K-quant rows `[..., N, row bytes]`."""
 
@@ -190,7 +190,7 @@ class Matrix:
         return dequantize(self.kind, self.raw.view(np.uint8)).astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MoeLayer:
     """Weights and numbers of a layer. `gate`, `up`, `down` have the experts as their first dim."""
 
@@ -258,7 +258,7 @@ def moe_layer_exact(layer: MoeLayer, x: Bits, route: Route | None = None) -> F64
     return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MoeStages:
     """Every value that the one-token path stores, in the order it does; rows are in plan order.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The command line, run as users run it."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from metrale.cli import demo as cli_demo
 from metrale.cli import layer as cli_layer
 from metrale.cli import main
+from metrale.errors import MetraleError
 from metrale.formats import load
+from metrale.reference.bf16 import bf16_bits
 
 TINY = str(Path(__file__).resolve().parent.parent / "data" / "tiny-v41.gguf")
 
@@ -37,6 +41,23 @@ def test_info_prints_a_line_a_fact(capsys):
     assert "\nhost " in out
 
 
+def test_info_names_the_packages_that_a_run_needs(capsys):
+    assert main(["info", "--json"]) == 0
+    packages = json.loads(capsys.readouterr().out)["packages"]
+    assert packages.keys() == {"cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "numpy"}
+
+
+def test_the_tokens_of_a_seed_are_the_same_whatever_their_number():
+    some = list(itertools.islice(cli_layer.tokens(3, 8), 4))
+    np.testing.assert_array_equal(some, bf16_bits(np.random.default_rng(3).standard_normal((4, 8))))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_infinitely_far(bad):
+    got = np.array([1.0, bad])
+    assert cli_layer.largest_difference(got, np.ones(2)) == cli_layer.relative_l2(got, np.ones(2)) == np.inf
+
+
 @pytest.mark.parametrize("layer", ["0", "1"])
 def test_demo_runs_tokens_within_bounds_and_leaves_no_memory(backend, layer, capsys):
     assert main(["demo", TINY, "--layer", layer, "--tokens", "3", "--json"]) == 0
@@ -51,6 +72,41 @@ def test_demo_without_a_model_runs_a_layer_of_random_weights(backend, capsys):
     out = capsys.readouterr().out
     assert "random weights" in out
     assert "0  bytes live in 0 allocations" in out
+
+
+def fails_after(calls, error):
+    """`run_token` that raises `error` instead of a further call."""
+    left = itertools.count(calls, -1)
+    run_token = cli_demo.run_token
+
+    def run(*arguments):
+        if next(left) == 0:
+            raise error
+        return run_token(*arguments)
+
+    return run
+
+
+def test_demo_takes_tokens_one_at_a_time_however_many(monkeypatch, capsys):
+    monkeypatch.setenv("METRALE_BACKEND", "host")
+    monkeypatch.setattr(cli_demo, "run_token", fails_after(3, MetraleError("the fourth")))
+    assert main(["demo", "--tokens", "1000000000000"]) == 2
+    assert capsys.readouterr().err == "metrale demo: the fourth\n"
+
+
+@pytest.mark.parametrize(("error", "words"), [(MemoryError(), "out of memory"), (MemoryError("no room"), "no room")])
+def test_memory_that_runs_out_is_an_error_like_others(monkeypatch, capsys, error, words):
+    monkeypatch.setenv("METRALE_BACKEND", "host")
+    monkeypatch.setattr(cli_demo, "run_token", fails_after(0, error))
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err == f"metrale demo: {words}\n"
+
+
+def test_an_infinite_error_is_null_in_json(monkeypatch, capsys):
+    monkeypatch.setenv("METRALE_BACKEND", "host")
+    monkeypatch.setattr(cli_demo, "relative_l2", lambda got, expected: float("inf"))
+    assert main(["demo", "--tokens", "1", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["tokens"][0]["error"] is None
 
 
 @pytest.mark.parametrize("layer", ["0", "1"])

@@ -10,7 +10,7 @@ import pytest
 from processes import output_of
 
 from metrale.errors import ArgumentError, CompileError, KernelNotFound, MetraleError
-from metrale.gpu import cache, cubin, sources
+from metrale.gpu import cache, cubin, hostlib, sources
 
 ARCH = "sm_90a"
 KERNEL = '#include "answer.h"\nextern "C" __global__ void answer(int* out) { out[0] = ANSWER; }\n'
@@ -103,10 +103,11 @@ def test_payloads_are_any_bytes(folder, payload):
 DAMAGE = {
     "empty": lambda data: b"",
     "cut": lambda data: data[:-1],
-    "cut in the head": lambda data: data[:20],
+    "cut in the seal": lambda data: data[:-20],
+    "cut to less than a seal": lambda data: data[:20],
     "a byte more": lambda data: data + b"x",
-    "a flipped bit": lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
-    "another format": lambda data: b"M" + data[1:],
+    "a flipped bit": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "another format": lambda data: data.replace(b"metrale\x02", b"metrale\x01"),
 }
 
 
@@ -115,7 +116,25 @@ def test_a_damaged_entry_is_none(folder, damage):
     cache.put("entry", b"payload of the entry")
     path = folder / "entry"
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    assert cache.get("entry") is None
+    assert cache.get("entry") is cache.file("entry") is None
+
+
+def test_an_entry_that_is_loaded_by_path_begins_with_its_payload(folder):
+    with cache.reserve("entry") as path:
+        path.write_bytes(b"payload")
+    assert cache.file("entry") == folder / "entry"
+    assert (folder / "entry").read_bytes().startswith(b"payload")
+
+
+@pytest.mark.parametrize("trouble", ["write_bytes", "replace"])
+def test_a_payload_that_cannot_be_kept_is_a_warning(folder, monkeypatch, trouble):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, trouble, refuse)
+    with pytest.warns(UserWarning, match="the cache does not keep entry.*No space left"):
+        cache.put("entry", b"payload")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_failed_write_leaves_the_entry_and_no_file_behind(folder):
@@ -165,6 +184,19 @@ def test_a_damaged_entry_is_compiled_again(source, folder, compilations):
     assert cache.get(entry.name) == b"code 2"
 
 
+def test_code_is_returned_though_there_can_be_no_cache(source, compilations, monkeypatch):
+    monkeypatch.setenv("METRALE_CACHE_DIR", str(source / "no folder"))
+    with pytest.warns(UserWarning, match="the cache does not keep answer"):
+        assert cubin.cubin(source, ARCH) == b"code 1"
+
+
+def test_an_unsafe_cache_is_an_error_all_the_same(source, folder, compilations):
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(MetraleError, match="cache folder"):
+        cubin.cubin(source, ARCH)
+
+
 def touched(path):
     path.write_text(path.read_text() + "\n")
 
@@ -206,6 +238,49 @@ def test_the_key_covers_a_header_that_takes_anothers_place(source, compilations)
     shutil.copy(sources.CUDA_DIR / "common" / "types.cuh", source.parent / "common")
     touched(source.parent / "common" / "types.cuh")
     assert cubin.cubin(source, ARCH) == b"code 2"
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        '# include "deeper.h"',
+        '#include /* the deeper one */ "deeper.h"',
+        '/* first\n */ #include "deeper.h"',
+        '%:include "deeper.h"',
+        '#inc\\\nlude "deeper.h"',
+        "#include <deeper.h>",
+        '#if __has_include("deeper.h")\n#endif',
+    ],
+)
+def test_the_key_covers_a_header_however_it_is_named(source, compilations, directive):
+    (source.parent / "deeper.h").write_text("#define DEEP 1\n")
+    source.write_text(directive + "\n" + source.read_text())
+    cubin.cubin(source, ARCH)
+    touched(source.parent / "deeper.h")
+    assert cubin.cubin(source, ARCH) == b"code 2"
+
+
+@pytest.mark.parametrize("directive", ["#include WHICH", "# include /**/ WHICH", "%:include WHICH(1)"])
+def test_a_source_that_names_a_header_by_a_macro_is_always_compiled(source, folder, compilations, directive):
+    (source.parent / "answer.h").write_text(directive + "\n")
+    assert [cubin.cubin(source, ARCH), cubin.cubin(source, ARCH)] == [b"code 1", b"code 2"]
+    assert not folder.exists()
+
+
+def test_headers_may_include_each_other_through_their_parents(source):
+    inner = source.parent / "inner"
+    inner.mkdir()
+    (inner / "a.h").write_text('#include "../inner/b.h"\n')
+    (inner / "b.h").write_text('#include "../inner/a.h"\n')
+    source.write_text('#include "inner/a.h"\n')
+    assert set(sources.digests(source, [])) == {"answer.cu", str(inner / "a.h"), str(inner / "b.h")}
+
+
+def test_the_name_of_a_header_is_any_bytes(source):
+    name = b"caf\xe9.h"
+    (source.parent / os.fsdecode(name)).write_text("")
+    source.write_bytes(b'#include "' + name + b'"\n#include "' + b"x" * 5000 + b'"\n')
+    assert len(sources.digests(source, [])) == 2
 
 
 @pytest.mark.parametrize("arch", ["sm_9", "90a", "compute_90", "sm_90b", "sm_90a;", ""])
@@ -257,7 +332,50 @@ def test_a_hit_loads_no_compiler(source):
         from pathlib import Path
         from metrale.gpu import cubin
         assert cubin.cubin(Path(sys.argv[1]), "sm_90a")[:4] == b"\\x7fELF"
-        print([name for name in ("cuda.core", "cuda.bindings.nvrtc") if name in sys.modules])
+        print([name for name in ("cuda.core", "cuda.bindings.nvrtc", "cuda.pathfinder") if name in sys.modules])
     """
-    assert output_of(code, source) == "['cuda.core', 'cuda.bindings.nvrtc']\n"
+    assert output_of(code, source) == "['cuda.core', 'cuda.bindings.nvrtc', 'cuda.pathfinder']\n"
     assert output_of(code, source) == "[]\n"
+
+
+# Host libraries
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The sources that were made into libraries; the compiler only preprocesses."""
+    calls, tool = [], hostlib.build_tool()
+
+    def build(sources, output, **options):
+        calls.append(sources[0].name)
+        output.write_bytes(b"library %d" % len(calls))
+
+    monkeypatch.setattr(tool, "build", build)
+    monkeypatch.setattr(hostlib, "build_tool", lambda: tool)
+    return calls
+
+
+def test_a_library_is_built_once(source, builds):
+    assert hostlib.compile(str(source)) == hostlib.compile(str(source))
+    assert builds == ["answer.cu"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_is_built_again(source, builds, damage):
+    path = Path(hostlib.compile(str(source)))
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert hostlib.compile(str(source)) == str(path)
+    assert path.read_bytes().startswith(b"library 2")
+
+
+def test_a_library_depends_on_what_the_compiler_sees(source, builds, monkeypatch):
+    header = source.parent / "answer.h"
+    header.write_text('#define WHICH "deeper.h"\n#include WHICH\n')
+    (source.parent / "deeper.h").write_text("#define ANSWER 1\n")
+    first = hostlib.compile(str(source))
+    (source.parent / "deeper.h").write_text("#define ANSWER 2\n")
+    second = hostlib.compile(str(source))
+    (source.parent / "unused.h").write_text("")
+    assert hostlib.compile(str(source)) == second != first
+    monkeypatch.setenv("CXX", "g++ -O3")
+    assert hostlib.compile(str(source)) not in (first, second)

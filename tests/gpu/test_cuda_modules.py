@@ -14,7 +14,10 @@ def test_the_binary_has_the_parameters_that_the_source_declares_and_no_more(cuda
     from cuda.bindings import driver
 
     ok = driver.CUresult.CUDA_SUCCESS
-    handle = cuda.kernel(module, kernel)  # checks each declared parameter's size, and makes the context current
+    handle = cuda.kernel(module, kernel)  # checks each declared parameter's size
+    error, context = driver.cuDevicePrimaryCtxRetain(cuda.ordinal)
+    assert error == ok
+    driver.cuCtxPushCurrent(context)
     error, image = driver.cuModuleLoadData(cubin.cubin(sources.source_path(module), cuda.arch))
     assert error == ok
     try:
@@ -24,3 +27,26 @@ def test_the_binary_has_the_parameters_that_the_source_declares_and_no_more(cuda
         assert results == [ok] * len(handle.params) + [driver.CUresult.CUDA_ERROR_INVALID_VALUE]
     finally:
         driver.cuModuleUnload(image)
+        driver.cuCtxPopCurrent()
+        driver.cuDevicePrimaryCtxRelease(cuda.ordinal)
+
+
+@pytest.mark.gpu
+def test_the_context_that_was_current_is_so_after_every_call_and_after_close():
+    from cuda.bindings import driver
+
+    import metrale
+
+    ok = driver.CUresult.CUDA_SUCCESS
+    assert driver.cuInit(0)[0] == ok
+    error, context = driver.cuDevicePrimaryCtxRetain(0)
+    assert error == ok
+    before = driver.cuCtxGetCurrent()[1]
+    with metrale.open("cuda") as gpu:
+        gpu.free(gpu.alloc(64))
+        assert int(driver.cuCtxGetCurrent()[1]) == int(before)
+        driver.cuCtxPushCurrent(context)
+        gpu.free(gpu.alloc(64))
+    assert int(driver.cuCtxGetCurrent()[1]) == int(context)
+    driver.cuCtxPopCurrent()
+    driver.cuDevicePrimaryCtxRelease(0)

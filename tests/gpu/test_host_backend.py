@@ -85,9 +85,14 @@ def test_options_out_of_range_are_refused(name, value, allowed):
         metrale.open("host", **{name: value})
 
 
-def test_an_option_of_the_other_backend_is_refused():
-    with pytest.raises(TypeError, match="device"):
-        metrale.open("host", device=0)
+def test_the_number_of_a_cuda_device_has_no_effect_on_the_host():
+    with metrale.open("host", device=3) as gpu:
+        assert gpu.kind == "host"
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError, match="threads"):
+        metrale.open("host", threads=3)
 
 
 def rotated(gpu, faulty):

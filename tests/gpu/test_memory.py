@@ -243,8 +243,19 @@ def test_bytes_and_bytearrays_are_buffers(device):
 
 
 def test_a_read_only_destination_is_refused(device, block):
-    with pytest.raises(BufferError):
+    with pytest.raises(ArgumentError, match="dst: got <class 'bytes'>, allowed: a contiguous and writable buffer"):
         device.copy_d2h(block, bytes(64))
+
+
+def test_a_source_that_is_not_contiguous_is_refused(device, block):
+    with pytest.raises(ArgumentError, match=r"src: got <class 'numpy.ndarray'>, allowed: a contiguous buffer"):
+        device.copy_h2d(np.zeros((8, 8), np.uint8)[:, ::2], block)
+
+
+def test_sizes_may_be_any_integers_but_bools(device):
+    device.free(device.alloc(np.int64(64)))
+    with pytest.raises(ArgumentError, match="nbytes: got True, allowed: an integer number of bytes"):
+        device.alloc(True)
 
 
 def test_copies_of_nothing_do_nothing(device, block):
@@ -299,7 +310,7 @@ def test_both_ends_of_a_device_copy_are_checked(device, block):
 @pytest.mark.parametrize("offset", [0, 1, 15])
 def test_overlapping_device_copies_are_refused(device, block, offset):
     for src, dst in ((block.ptr, block.ptr + offset), (block.ptr + offset, block.ptr)):
-        with refused(f"dst: got '{dst:#x}', allowed: 16 bytes that do not overlap the source at {src:#x}"):
+        with refused(f"dst: got {dst:#x}, allowed: 16 bytes that do not overlap the source at {src:#x}"):
             device.copy_d2d(src, dst, 16)
     device.copy_d2d(block.ptr, block.ptr + 16, 16)
 

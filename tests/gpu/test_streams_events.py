@@ -72,7 +72,7 @@ def test_what_is_no_stream_is_refused(device, what):
 
 @pytest.mark.parametrize("what", [-1, 1 << 64])
 def test_numbers_that_are_no_handle_are_refused(device, what):
-    with pytest.raises(ArgumentError, match=f"stream: got {what}, allowed: a stream handle"):
+    with pytest.raises(ArgumentError, match=f"stream: got {what}, allowed: an integer, 0 to "):
         device.synchronize(what)
 
 
@@ -109,7 +109,7 @@ EVENT_USES = {
 def test_an_event_that_is_gone_is_refused(device, use):
     handle = device.create_event()
     device.destroy_event(handle)
-    with pytest.raises(ArgumentError, match=f"event: got {handle}, allowed: a live event of create_event"):
+    with pytest.raises(ArgumentError, match=f"(event|start): got {handle}, allowed: a live event of create_event"):
         EVENT_USES[use](device, handle)
 
 

@@ -241,4 +241,14 @@ extern "C" __global__ void every_kind(double* out, bool a, int8_t b, Count c, ui
         out[n] = values[n];
 }
 
+struct alignas(16) Overaligned {
+    float values[8];
+};
+
+extern "C" __global__ void overaligned(float* out, Overaligned argument) {
+    for (unsigned n = 0; n < 8; ++n)
+        out[n] = argument.values[n];
+    out[8] = reinterpret_cast<uintptr_t>(&argument) % alignof(Overaligned);
+}
+
 extern "C" __global__ void no_parameters() {}

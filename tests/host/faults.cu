@@ -100,6 +100,13 @@ __device__ unsigned recurse(volatile unsigned* depth) {
 }
 extern "C" __global__ void endless_recursion(unsigned* out, unsigned first) { out[0] = recurse(&first); }
 
+extern "C" __global__ void large_local(unsigned* out, unsigned bytes) {
+    auto* local = static_cast<volatile unsigned char*>(__builtin_alloca(bytes));
+    local[0] = local[bytes - 1] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = local[0] + local[bytes - 1];
+}
+
 // --- overruns, for the sanitizers ---
 
 // Out of line, where no compiler knows what `at` points into.

@@ -93,17 +93,6 @@ def test_a_cuda_header_of_another_wheel(build, source, tmp_path):
     )
 
 
-def test_headers_of_wheels_are_found_on_the_module_path(build, tmp_path, monkeypatch):
-    headers = tmp_path / "nvidia" / "cu13" / "include"
-    for header in build.HEADERS:
-        (headers / header).parent.mkdir(parents=True, exist_ok=True)
-        (headers / header).touch()
-    monkeypatch.setattr(build, "_toolkits", list)
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert build.find_cuda_include() == [headers]
-
-
 def test_what_the_compiler_said(build, source):
     source.write_text('extern "C" __global__ void broken(int* out) { *out = nothing; }\n')
     message = refusal(build, source)

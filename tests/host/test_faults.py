@@ -167,12 +167,36 @@ def test_of_many_failing_blocks_the_first_is_told(library, workers):
     assert message == "kernel fails_in_one_block, block (37, 0, 0), thread (0, 0, 0) threw: block 37"
 
 
+def test_a_thread_has_the_local_memory_of_cuda(library, order):
+    out = words()
+    library.launch("large_local", out, c_uint32(512 << 10), block=64, order=order)
+    assert list(out) == [2 * i for i in range(64)]
+
+
 @pytest.mark.skipif("METRALE_HOST_SANITIZE" in os.environ, reason="the sanitizer tells instead")
-def test_a_stack_overflow_ends_at_a_guard_page(library):
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("kernel", "argument"), [("endless_recursion", 0), ("large_local", 1 << 21)])
+def test_a_thread_that_runs_out_of_stack_is_told(library, order, workers, kernel, argument):
+    for _ in range(3):
+        message = failure(library, kernel, words(), c_uint32(argument), grid=80, block=64, order=order, workers=workers)
+        assert re.fullmatch(
+            rf"kernel {kernel}, block \(\d+, 0, 0\), thread \(\d+, 0, 0\) ran out of stack: "
+            "its local arrays or its recursion need more than 1024 KiB",
+            message,
+        )
+    test_a_thread_has_the_local_memory_of_cuda(library, order)
+
+
+@pytest.mark.skipif("METRALE_HOST_SANITIZE" in os.environ, reason="the sanitizer's handler is its own")
+@pytest.mark.parametrize("launched", [False, True])
+def test_other_faults_end_the_process_as_ever(library, launched):
     program = f"""
-from ctypes import c_uint32
+import ctypes
 from library import Library
-Library({str(library.path)!r}).launch("endless_recursion", (c_uint32 * 1)(), c_uint32(0), block=1)
+library = Library({str(library.path)!r})
+if {launched}:
+    library.launch("no_parameters")
+ctypes.string_at(0)
 """
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(FOLDER)})
     assert done.returncode == -signal.SIGSEGV

@@ -8,6 +8,10 @@ class Pair(Structure):
     _fields_ = [("first", c_int), ("second", c_double)]
 
 
+class Eight(Structure):
+    _fields_ = [("values", c_float * 8)]
+
+
 def test_names_kinds_and_sizes_of_parameters(library):
     assert library.parameters("every_kind") == [
         ("out", "ptr", 8),
@@ -42,6 +46,13 @@ def test_every_kind_of_argument_arrives(library):
         block=1,
     )
     assert list(out) == [1, -7, 65535, 2**32 - 1, -(2**31), 2**53, -(2**53), 0.5, 0.1, -3, 2.5]
+
+
+def test_an_overaligned_argument_may_lie_anywhere(library):
+    out, memory = (c_float * 9)(), (c_float * 12)(*range(12))
+    for offset in range(4):
+        library.launch("overaligned", out, Eight.from_buffer(memory, 4 * offset), block=1)
+        assert list(out) == [*range(offset, offset + 8), 0]
 
 
 def test_a_kernel_without_parameters(library):

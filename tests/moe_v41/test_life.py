@@ -27,9 +27,9 @@ class FailsAt(HostBackend):
         if self.left == 0:
             raise MetraleError("made to fail")
 
-    def alloc(self, nbytes, tag=None):
+    def buffer(self, nbytes, tag=None):
         self._count()
-        return super().alloc(nbytes, tag)
+        return super().buffer(nbytes, tag)
 
     def create_stream(self):
         self._count()

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What MoeV41 and its weights refuse, and what they report after the fact."""
 
+import re
+
 import numpy as np
 import pytest
 from layers import TINY, running
 
 from metrale.errors import ArgumentError, MetraleError
-from metrale.formats.gguf import load_moe_layer
+from metrale.formats.deepseek41 import moe_layer_spec
+from metrale.formats.gguf import GgufFile, load_moe_layer
 from metrale.formats.kquant import BF16, Q2_K, Q6_K
 from metrale.formats.synthetic import random_moe_layer
 from metrale.gpu.owner import Owner
@@ -15,6 +18,7 @@ from metrale.moe_v41._select import route_select
 
 CFG = {"dim": 512, "inter": 256, "n_routed": 8, "topk": 3}
 NAN = 0x7FC0
+NO_INDEX = [-1, 1.5, 1.0, True, "1", None]
 
 
 @pytest.fixture
@@ -44,6 +48,29 @@ def test_a_layer_that_was_not_added_is_refused(device, build, loaded):
         moe.forward(1, 16)
 
 
+@pytest.mark.parametrize("layer", [-1, 1, 64])
+def test_the_selection_of_a_layer_that_was_not_added_is_refused(build, loaded, layer):
+    moe = build()
+    moe.add_layer(0, loaded.weights, loaded.experts)
+    with pytest.raises(ArgumentError, match=rf"layer: got {layer}, allowed: a layer of add_layer \(0\)"):
+        moe.routed(layer)
+
+
+def test_the_selection_of_a_layer_that_has_not_run_is_refused(build, loaded):
+    moe = build()
+    moe.add_layer(0, loaded.weights, loaded.experts)
+    with pytest.raises(ArgumentError, match="layer: got 0, allowed: a layer that has run"):
+        moe.routed(0)
+
+
+def test_a_layer_that_was_added_again_has_not_run(device):
+    with running(device, 0) as (moe, loaded), device.upload(np.full(512, 0x3F80, np.uint16)) as x:
+        moe.forward(0, x)
+        moe.add_layer(0, loaded.weights, loaded.experts)
+        with pytest.raises(ArgumentError, match="layer: got 0, allowed: a layer that has run"):
+            moe.routed(0)
+
+
 def test_an_unknown_selection_is_refused(build, loaded):
     moe = build()
     moe.add_layer(0, loaded.weights, loaded.experts)
@@ -51,9 +78,9 @@ def test_an_unknown_selection_is_refused(build, loaded):
         moe.forward(0, 16, selection="cpu")
 
 
-@pytest.mark.parametrize("layer", [-1, 64])
-def test_a_layer_number_beyond_the_slot_table_is_refused(build, loaded, layer):
-    with pytest.raises(ArgumentError, match=f"layer: got {layer}, allowed: 0 to 63"):
+@pytest.mark.parametrize("layer", [*NO_INDEX, 64])
+def test_what_is_no_row_of_the_slot_table_is_no_layer(build, loaded, layer):
+    with pytest.raises(ArgumentError, match=f"layer: got {layer!r}, allowed: an integer, 0 to 63"):
         build().add_layer(layer, loaded.weights, loaded.experts)
 
 
@@ -101,6 +128,36 @@ def test_an_expert_that_is_not_resident_is_reported(device, build, loaded, selec
                 moe.routed(0)
         finally:
             empty.free()
+
+
+@pytest.mark.parametrize("selection", ["device", "host"])
+def test_experts_that_come_after_add_layer_are_not_seen(device, build, loaded, selection):
+    moe = build()
+    late = ExpertArena(device, loaded.experts.layout, 8)
+    with device.upload(np.full(512, 0x3F80, np.uint16)) as x, GgufFile(TINY) as gguf:
+        spec = moe_layer_spec(gguf, 0)
+        try:
+            moe.add_layer(0, loaded.weights, late)
+            for e in range(8):
+                late.load(0, e, spec.gate.slice(e), spec.up.slice(e), spec.down.slice(e))
+            with pytest.raises(MetraleError, match="layer 0, token 0: a picked expert is not resident"):
+                moe.forward(0, x, selection=selection)
+                moe.routed(0)
+        finally:
+            late.free()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "last"),
+    [("layer", value, 63) for value in (*NO_INDEX, 64)] + [("expert", value, 1023) for value in (*NO_INDEX, 1024)],
+)
+def test_what_is_no_layer_or_expert_is_refused_by_the_arena(device, name, value, last):
+    arena = ExpertArena(device, SlotLayout(256, 256), 1)
+    try:
+        with pytest.raises(ArgumentError, match=f"{name}: got {value!r}, allowed: an integer, 0 to {last}"):
+            arena.load(**({"layer": 0, "expert": 0} | {name: value}), gate=b"", up=b"", down=b"")
+    finally:
+        arena.free()
 
 
 def test_a_full_arena_refuses_the_next_expert(device):
@@ -165,6 +222,21 @@ def test_a_shared_expert_whose_matrices_do_not_fit_is_refused(device):
         own.free()
 
 
-def test_the_host_selection_checks_its_own_arguments():
-    with pytest.raises(ValueError, match="route_select: 4 logits, 3 biases, topk 1"):
-        route_select(np.zeros(4, np.float32), np.zeros(3, np.float32), 1, 1.0, 1.0, True)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": 7}, "bias: got '7 values', allowed: 8, one a logit"),
+        ({"logits": 0, "bias": 0}, "n_routed: got 0, allowed: 1 to 1024"),
+        ({"logits": 1025, "bias": 1025}, "n_routed: got 1025, allowed: 1 to 1024"),
+        ({"topk": 0}, "topk: got 0, allowed: 1 to 8"),
+        ({"topk": 9}, "topk: got 9, allowed: 1 to 8"),
+        ({"logits": 64, "bias": 64, "topk": 33}, "topk: got 33, allowed: 1 to 32"),
+        ({"topk": -1}, "topk: got -1, allowed: an integer, 0 to"),
+        ({"topk": 1.0}, "topk: got 1.0, allowed: an integer, 0 to"),
+    ],
+)
+def test_the_host_selection_checks_its_own_arguments(change, message):
+    sizes = {"logits": 8, "bias": 8, "topk": 3} | change
+    logits, bias = np.zeros(sizes["logits"], np.float32), np.zeros(sizes["bias"], np.float32)
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        route_select(logits, bias, sizes["topk"], 1.0, 1.0, True)

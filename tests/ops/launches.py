@@ -137,14 +137,24 @@ def swiglu_quantise(gpu, gate, up, w, limit):
         return h.read(), y.read()
 
 
-def mmvq(gpu, kind, weight, y, f32=False, shift=0):
-    """`[M, N]` of raw rows `[N, row bytes]` and q8_1 rows `[M, ...]`; bf16, or the probe's f32."""
+def mmvq(gpu, kind, weight, y, shift=0):
+    """bf16 `[M, N]` of raw rows `[N, row bytes]` and q8_1 rows `[M, ...]`."""
     n, m, k = len(weight), len(y), weight.shape[1] // kind.block_bytes * 256
-    name = kind.name.lower()
-    kernel = ("kquant_probe", f"kquant_probe_mmvq_{name}_f32") if f32 else ("kquant_moe", f"kquant_mmvq_{name}_w")
+    kernel = gpu.kernel("kquant_moe", f"kquant_mmvq_{kind.name.lower()}_w")
     with Arrays(gpu) as a:
-        out = a.output((m, n), np.float32 if f32 else BF16)
-        ops.kquant_mmvq_w(gpu, gpu.kernel(*kernel), a.input(weight, shift), a.input(y), out, k, n, m, None)
+        out = a.output((m, n), BF16)
+        ops.kquant_mmvq_w(gpu, kernel, a.input(weight, shift), a.input(y), out, k, n, m, None)
+        return out.read()
+
+
+def mmvq_f32(gpu, kind, weight, y):
+    """`mmvq` before its rounding, f32."""
+    n, m, k = len(weight), len(y), weight.shape[1] // kind.block_bytes * 256
+    kernel = gpu.kernel("kquant_probe", f"kquant_probe_mmvq_{kind.name.lower()}_f32")
+    with Arrays(gpu) as a:
+        out = a.output((m, n), np.float32)
+        launch = KernelLaunch(gpu, kernel).grid(-(-n // 4)).block(128)
+        launch.arg_ptr(a.input(weight)).arg_ptr(a.input(y)).arg_ptr(out).arg_u32(k).arg_u32(n).arg_u32(m).launch()
         return out.read()
 
 

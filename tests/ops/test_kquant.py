@@ -108,7 +108,7 @@ def test_products_in_bf16(gpu, kind, n, k):
 def test_products_in_f32(gpu, kind, m):
     rng = np.random.default_rng(m)
     weight, y = kquant_rows(rng, kind, 21, 1280), quantize_q8_1_rows(bf16(rng, m, 1280))
-    assert_near(launches.mmvq(gpu, kind, weight, y.stored, f32=True), oracle.mmvq(kind, weight, y))
+    assert_near(launches.mmvq_f32(gpu, kind, weight, y.stored), oracle.mmvq(kind, weight, y))
 
 
 @EACH_KIND
@@ -205,7 +205,7 @@ def test_a_square_matrix_of_the_real_model(cuda, kind, m):
     weight, y = kquant_rows(rng, kind, 5120, 5120), quantize_q8_1_rows(bf16(rng, m, 5120))
     want = oracle.mmvq(kind, weight, y)
     assert_bf16_near(launches.mmvq(cuda, kind, weight, y.stored), want)
-    assert_near(launches.mmvq(cuda, kind, weight, y.stored, f32=True), want)
+    assert_near(launches.mmvq_f32(cuda, kind, weight, y.stored), want)
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import pytest
 
 from metrale import ops
 from metrale.errors import ArgumentError, LaunchError, MetraleError
+from metrale.gpu._signatures import KERNELS as KERNEL_SIGNATURES
 
 POINTERS = {
     *(
@@ -116,6 +117,13 @@ CALLS = {
         "moe_v41_slot_table_set",
         {"table": "ptr", "n_routed": 8, "triples": "ptr", "n": 2},
     ),
+}
+# The launchers of several kernels.
+KERNELS = {
+    ops.kquant_mmvq_w: [f"kquant_mmvq_{kind}_w" for kind in ("q2_k", "q3_k", "q6_k")],
+    ops.kquant_mmvq_experts_w: [
+        f"kquant_mmvq_{kind}_experts_w{warps}" for kind in ("q2_k", "q3_k") for warps in ("2", "", "8")
+    ],
 }
 OF_256 = "a positive multiple of 256"
 OF_32 = "a positive multiple of 32"
@@ -238,8 +246,16 @@ def test_numbers_that_are_not_floats(call, launcher, name, value):
 @pytest.mark.parametrize(("launcher", "name"), named(arguments(POINTERS)))
 @pytest.mark.parametrize("value", [-1, 1 << 64, "0x1000", 1.0])
 def test_what_is_no_pointer(call, launcher, name, value):
-    with pytest.raises(ArgumentError, match=f"^ptr: got {re.escape(repr(value))}, allowed: "):
+    with pytest.raises(ArgumentError, match=f"^{name}: got {re.escape(repr(value))}, allowed: "):
         call(launcher, **{name: value})
+
+
+@pytest.mark.parametrize(("launcher", "name"), named(arguments(POINTERS)))
+def test_a_pointer_between_elements(call, launcher, name):
+    with pytest.raises(
+        ArgumentError, match=rf"^{name}: got 4097, allowed: a device pointer to a multiple of \d+ bytes$"
+    ):
+        call(launcher, **{name: 4097})
 
 
 @pytest.mark.parametrize("launcher", CALLS)
@@ -252,12 +268,13 @@ def test_a_freed_buffer(call, device, launcher):
 
 
 @pytest.mark.parametrize("launcher", CALLS)
-def test_a_kernel_with_other_parameters(call, launcher):
-    other = {ops.kquant_mmvq_experts_w: ("kquant_moe", "kquant_mmvq_q2_k_w")}.get(
-        launcher, ("kquant_probe", "route_probe_scores")
-    )
-    with pytest.raises(LaunchError, match=f"^{other[0]}.{other[1]}: (got|argument) .* takes "):
-        call(launcher, kernel=other)
+def test_every_other_kernel_of_the_package(call, device, launcher):
+    allowed = KERNELS.get(launcher, [CALLS[launcher][1]])
+    message = f", allowed: {' or '.join(allowed)}$"
+    for module, kernels in KERNEL_SIGNATURES.items():
+        for name in kernels.keys() - set(allowed):
+            with pytest.raises(ArgumentError, match=f"^kernel: got '{name}'{message}"):
+                call(launcher, kernel=(module, name))
 
 
 @pytest.mark.parametrize(

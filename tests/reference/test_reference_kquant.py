@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """K-quant decoding against ggml's values; q8_1 against a transcription of the rule in exact arithmetic."""
 
+from dataclasses import replace
 from fractions import Fraction
 from math import floor
 
@@ -144,6 +145,12 @@ def test_sums_are_added_pairwise_over_distances_16_to_1():
 def test_a_partial_block_is_refused(k):
     with pytest.raises(ArgumentError, match=f"k: got {k}, allowed: a positive multiple of 32"):
         quantize_q8_1_rows(np.zeros((1, k), np.uint16))
+
+
+def test_rows_compare_by_identity():
+    y = quantize_q8_1_rows(np.zeros((1, 32), np.uint16))
+    assert y == y
+    assert y != replace(y)
 
 
 # Products

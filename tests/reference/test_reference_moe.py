@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The MoE oracle against values computed elsewhere, and the edges of its parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,6 +45,13 @@ def test_the_quantised_layer_is_near_the_exact_one(tiny_layer, tiny_expected):
     out = np.array([moe.moe_layer_quantised(layer, x).out for x in tiny_expected["x_bf16"]])
     expected = tiny_expected[f"{prefix}_out"]
     assert np.linalg.norm(out - expected) < 0.02 * np.linalg.norm(expected)
+
+
+def test_layers_matrices_and_stages_compare_by_identity(tiny_layer, tiny_expected):
+    layer, _ = tiny_layer
+    for value in (layer, layer.gate, moe.moe_layer_quantised(layer, tiny_expected["x_bf16"][0])):
+        assert value == value
+        assert value != replace(value)
 
 
 def test_the_stages_of_the_quantised_layer_fit_together(tiny_layer, tiny_expected):
