@@ -2,32 +2,17 @@
 import os
 from typing import Any, Self
 
-from typing_extensions import disjoint_base
-
 from metrale.gpu.buffer import DeviceBuffer
-from metrale.gpu.driver import Driver
+from metrale.gpu.core import Core
 from metrale.gpu.kernel import KernelHandle
-from metrale.gpu.ledger import Allocation, Ledger
+from metrale.gpu.ledger import Allocation
 from metrale.gpu.pointer import DevicePtr
 from metrale.gpu.protocols import HostBuffer, PointerLike, StreamLike
 
-@disjoint_base
-class GpuBackend(Driver):
+class GpuBackend(Core):
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
     def usable(self) -> bool: ...
-    @property
-    def sm_count(self) -> int: ...
-    @property
-    def compute_capability(self) -> tuple[int, int]: ...
     @property
     def total_memory(self) -> int: ...
     @property

@@ -1,41 +1,23 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """GpuBackend: memory, copies, streams, events and kernels of one device, with every allocation on the ledger."""
 
-import _thread
-import atexit
-import os
 import sys
-import time
 import warnings
-import weakref
 
 from cpython.buffer cimport PyBuffer_Release
 from libc.stdint cimport uint64_t
 
-from metrale.errors import ArgumentError, MetraleError, OutOfMemoryError, refuse
+from metrale.errors import refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer
-from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, CopyKind, Driver
-from metrale.gpu.interop cimport as_handle, as_integer, as_ptr, as_size, host_buffer
-from metrale.gpu.kernel cimport KernelHandle
-from metrale.gpu.ledger cimport Allocation, Ledger, call_site_text
-
-cdef int fork_count = 0         # forks this process descends from; a backend remembers its own
-cdef uint64_t backends = 0      # opened so far: a number that is never used again
-cdef double POLL_S = 5e-5       # between looks at calls in flight
+from metrale.gpu.core cimport Core
+from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D
+from metrale.gpu.interop cimport as_integer, as_ptr, as_size, host_buffer
+from metrale.gpu.ledger cimport call_site_text
 
 
-def _count_fork():
-    global fork_count
-    fork_count += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-_open = weakref.WeakSet()
-
-
-cdef class GpuBackend(Driver):
+cdef class GpuBackend(Core):
     """One device. ``metrale.open()`` makes it; ``CudaBackend`` and ``HostBackend`` are its two kinds.
 
     Pointers are ``DevicePtr`` (an ``int``); wherever one is taken, so is a ``DeviceBuffer`` and any object with
@@ -44,16 +26,6 @@ cdef class GpuBackend(Driver):
 
     A backend may be used from several threads. ``close()`` frees what is left; so does leaving a ``with`` block.
     """
-
-    def __cinit__(self, *args, **kwargs):
-        global backends
-        backends += 1
-        self.id = backends
-        self.ledger = Ledger()
-        self.kernels = {}
-        self.loading = _thread.RLock()
-        self.closed = True
-        self.fork_count = fork_count
 
     def __init__(self):
         raise TypeError("GpuBackend is abstract: use metrale.open()")
@@ -255,11 +227,6 @@ cdef class GpuBackend(Driver):
                     handle = self.kernels[module, name] = self.driver_kernel(module, name)
         return handle
 
-    cdef KernelHandle new_kernel(self, str module, str name):
-        cdef KernelHandle handle = KernelHandle.__new__(KernelHandle)
-        handle.module, handle.name, handle.owner = module, name, self.id
-        return handle
-
     # facts
 
     @property
@@ -314,7 +281,7 @@ cdef class GpuBackend(Driver):
         """
         if self.closed:
             return []
-        if self.fork_count != fork_count:
+        if self.forked():
             self.closed = True
             return []
         left, said = self.ledger.live(), self.ledger.left_over()
@@ -322,53 +289,6 @@ cdef class GpuBackend(Driver):
         if said is not None:
             warnings.warn(f"{self!r}: {said}", ResourceWarning, stacklevel=1)
         return left
-
-    cdef int release_all(self) except -1:
-        cdef Allocation a
-        self.closed = True
-        _open.discard(self)
-        while self.in_flight > 0:
-            time.sleep(POLL_S)
-        errors = []
-        for stream in (self.stream0, *self.ledger.live_streams):
-            try:
-                self.driver_destroy_stream(stream)
-            except MetraleError as error:
-                errors.append(error)
-        for event in self.ledger.live_events:
-            try:
-                self.driver_destroy_event(event)
-            except MetraleError as error:
-                errors.append(error)
-        for a in self.ledger.live():
-            self.ledger.remove(a)
-            try:
-                self.driver_free(a.ptr, a.kind)
-            except MetraleError as error:
-                errors.append(error)
-        self.ledger.live_streams.clear()
-        self.ledger.live_events.clear()
-        self.kernels.clear()
-        try:
-            self.driver_close()
-        except MetraleError as error:
-            errors.append(error)
-        if errors:
-            raise errors[0]
-        return 0
-
-    cdef int starting(self) except -1:
-        """Called first by a constructor, which may run once."""
-        if self.started:
-            raise TypeError(f"a {type(self).__name__} is initialised once")
-        self.started = True
-        return 0
-
-    cdef int opened(self) except -1:
-        """Called last by a constructor."""
-        self.closed = False
-        _open.add(self)
-        return 0
 
     @property
     def usable(self):
@@ -386,146 +306,6 @@ cdef class GpuBackend(Driver):
         if not self.closed and not sys.is_finalizing():
             self.close()
 
-    def __reduce__(self):
-        raise TypeError("a GpuBackend belongs to its process and cannot be pickled")
-
     def __repr__(self):
         state = "closed" if self.closed else f"{self.ledger.live_bytes:,} bytes live"
         return f"<{type(self).__name__} {self.name}, {state}>"
-
-    # the C level
-
-    cdef bint is_usable(self) noexcept:
-        """Whether the backend is open, and was opened by this process."""
-        return not self.closed and self.fork_count == fork_count
-
-    cdef int check_open(self) except -1:
-        if self.closed:
-            raise MetraleError(f"{self!r} is closed")
-        if self.fork_count != fork_count:
-            raise MetraleError(f"{self!r} was opened before fork(): {self.after_fork}")
-        return 0
-
-    cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        self.check_open()
-        if stream is None:
-            return self.stream0
-        if hasattr(stream, "__cuda_stream__"):
-            try:
-                stream = stream.__cuda_stream__()[1]
-            except (IndexError, TypeError):
-                pass
-        if not hasattr(stream, "__index__"):
-            refuse("stream", stream, "an int, an object with __cuda_stream__, or None")
-        return as_handle(stream, "stream")
-
-    cdef uint64_t as_event(self, object event, str name) except? 0xFFFFFFFFFFFFFFFF:
-        self.check_open()
-        cdef uint64_t e = as_handle(event, name)
-        if e not in self.ledger.live_events:
-            refuse(name, event, "a live event of create_event")
-        return e
-
-    cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1:
-        """Refuse ``[ptr, ptr + nbytes)`` unless it lies in one live allocation, here or as the driver knows it."""
-        cdef Allocation a = self.ledger.containing(ptr)
-        cdef uint64_t base = 0
-        cdef size_t size = 0
-        if a is not None:
-            if nbytes > a.nbytes - (ptr - a.ptr):
-                raise ArgumentError(f"{what}: got {nbytes} bytes at offset {ptr - a.ptr}, allowed: inside {a!r}")
-            return 0
-        if ptr != 0 and self.driver_range(ptr, &base, &size):
-            if nbytes > size - (ptr - base):
-                raise ArgumentError(f"{what}: got {nbytes} bytes at {ptr:#x}, allowed: inside a foreign allocation "
-                                    f"of {size} bytes at {base:#x}")
-            return 0
-        raise ArgumentError(f"{what}: got {self.ledger.describe(ptr)}, allowed: memory of this backend or "
-                            "device memory that the driver knows")
-
-    cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner):
-        """Allocate ``kind`` ("device", "managed" or "pinned") memory and put it on the ledger."""
-        cdef size_t free = 0, total = 0
-        cdef uint64_t ptr
-        cdef Allocation a
-        self.check_open()
-        if nbytes == 0:
-            refuse("nbytes", nbytes, "1 or more")
-        self.in_flight += 1       # until it is on the ledger: close() waits for it
-        try:
-            ptr = self.driver_alloc(nbytes, kind)
-            if ptr == 0:
-                self.driver_memory(&free, &total)
-                raise OutOfMemoryError(kind, nbytes, free, total, self.ledger.largest(5))
-            try:
-                return self.ledger.add(ptr, nbytes, kind, tag, owner)
-            except BaseException:
-                self.driver_free(ptr, kind)
-                raise
-        finally:
-            self.in_flight -= 1
-
-    cdef int release(self, Allocation a) except -1:
-        """Free ``a``; nothing if it has been freed."""
-        if a.freed_at is not None:
-            return 0
-        self.ledger.remove(a)      # first, so that a second thread cannot free it too
-        try:
-            self.driver_free(a.ptr, a.kind)
-        except BaseException:
-            self.ledger.restore(a)
-            raise
-        return 0
-
-    cdef uint64_t c_alloc(self, size_t nbytes, str kind, object tag) except 0:
-        """``allocate`` for the base address alone."""
-        return self.allocate(nbytes, kind, tag, None).ptr
-
-    cdef int c_free(self, uint64_t ptr, str kind) except -1:
-        """Free the allocation whose base is ``ptr``; ``kind`` is "pinned" or "device" (managed included)."""
-        self.check_open()
-        cdef Allocation a = self.ledger.at(ptr)
-        cdef bint pinned = kind == "pinned", held_pinned = a is not None and a.kind == "pinned"
-        if a is None or pinned != held_pinned:
-            raise ArgumentError(f"ptr: got {self.ledger.describe(ptr)}, allowed: the base of a live {kind} "
-                                "allocation of this backend")
-        if a.owner is not None:
-            raise ArgumentError(f"ptr: got {a!r}, allowed: memory without an owner; this belongs to a {a.owner}, "
-                                "whose free() frees it")
-        return self.release(a)
-
-    cdef int c_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
-        """Set bytes in stream order; the range is checked."""
-        self.check_open()
-        self.check_range("ptr", ptr, nbytes)
-        if nbytes == 0:
-            return 0
-        return self.driver_memset(ptr, value, nbytes, stream)
-
-    cdef int c_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes, uint64_t stream) except -1:
-        """Copy in stream order. Device ranges are checked, and may not overlap; host ranges are the caller's word."""
-        self.check_open()
-        if kind != COPY_D2H:
-            self.check_range("dst", dst, nbytes)
-        if kind != COPY_H2D:
-            self.check_range("src", src, nbytes)
-        if nbytes == 0:
-            return 0
-        if kind == COPY_D2D and src < dst + nbytes and dst < src + nbytes:
-            raise ArgumentError(f"dst: got {dst:#x}, allowed: {nbytes} bytes that do not overlap the source at {src:#x}")
-        return self.driver_copy(kind, dst, src, nbytes, stream)
-
-
-@atexit.register
-def _close_all():
-    cdef GpuBackend gpu
-    for gpu in list(_open):
-        if gpu.closed or gpu.fork_count != fork_count:
-            continue
-        said = gpu.ledger.left_over()
-        try:
-            gpu.release_all()
-        except MetraleError as error:
-            said = f"{said + '; ' if said else ''}closing it: {error}"
-        if said:
-            print(f"metrale: {gpu.name}: {said}", file=sys.stderr)

@@ -8,7 +8,7 @@ from libc.stdint cimport uint64_t
 from metrale.errors import MetraleError
 from metrale.gpu.pointer import DevicePtr
 
-from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.core cimport Core
 from metrale.gpu.interop cimport as_size
 from metrale.gpu.ledger cimport Allocation
 
@@ -21,7 +21,7 @@ cdef class DeviceBuffer:
     vector of bytes.
     """
 
-    def __init__(self, GpuBackend gpu not None, nbytes, tag=None):
+    def __init__(self, Core gpu not None, nbytes, tag=None):
         if self.gpu is not None:
             raise TypeError("a DeviceBuffer is initialised once")
         self.allocation = gpu.allocate(as_size(nbytes, "nbytes"), "device", tag, "DeviceBuffer")
@@ -58,8 +58,8 @@ cdef class DeviceBuffer:
         it, and one in a forked child, whose parent still has it."""
         cdef Allocation allocation = self.allocation
         self.allocation = None
-        if allocation is not None and (<GpuBackend>self.gpu).is_usable():
-            (<GpuBackend>self.gpu).release(allocation)
+        if allocation is not None and (<Core>self.gpu).is_usable():
+            (<Core>self.gpu).release(allocation)
 
     def __enter__(self):
         self.address()

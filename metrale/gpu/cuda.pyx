@@ -133,7 +133,8 @@ cdef class CudaBackend(GpuBackend):
         elif path == sources.CUDA_DIR / path.name:
             image, declared = cubin.cubin(path, self.arch), sources.signatures()[path.stem]
         else:
-            image, declared = cubin.cubin(path, self.arch), signatures.parse(path.read_text(errors="replace"), strict=False)
+            image = cubin.cubin(path, self.arch)
+            declared = signatures.parse(path.read_text(errors="replace"), strict=False)
         cdef const char* data = image
         cdef int pushed = self.enter()
         with nogil:

@@ -43,7 +43,7 @@ cdef class KernelHandle:
                 want = param_code(KIND_BYTES, code & 0xFFFF)
             if code != want and code != param_code(KIND_ANY, want & 0xFFFF):
                 raise MetraleError(f"{where}: parameter {name} is {kind} in its source and "
-                                  f"{kind_of(code)} in its binary")
+                                   f"{kind_of(code)} in its binary")
             self.codes[i] = want
         self.n_params = <uint32_t>len(params)
         self.params = params

@@ -24,8 +24,9 @@ def conv1d_update_chunk2(GpuBackend gpu not None, KernelHandle kernel not None, 
 
     conv_state f32 ``[batch_size, d_inner, 4]``, oldest input first, updated in place; input and output bf16
     ``[batch_size, 2, d_inner]``; weight bf16 ``[d_inner, 4]``; conv_state_intermediate f32, shaped like conv_state,
-    receives the window after the first token; bias f32 ``[d_inner]`` or null. Both states lie on 16-byte boundaries. Refuses ``d_conv`` other than 4,
-    sizes of 0, null pointers. Argument order: the Rust launcher ``conv1d_update_chunk2``, ``bias`` added last.
+    receives the window after the first token; bias f32 ``[d_inner]`` or null. Both states lie on 16-byte boundaries.
+    Refuses ``d_conv`` other than 4, sizes of 0, null pointers. Argument order: the Rust launcher
+    ``conv1d_update_chunk2``, ``bias`` added last.
     """
     c_conv1d_update_chunk2(gpu, kernel, as_ptr(conv_state, "conv_state"), as_ptr(input, "input"),
                            as_ptr(weight, "weight"), as_ptr(output, "output"),

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+from libc.stdint cimport uint32_t, uint64_t
+
+from metrale.gpu.driver cimport CopyKind, Driver
+from metrale.gpu.kernel cimport KernelHandle
+from metrale.gpu.ledger cimport Allocation, Ledger
+
+cdef class Core(Driver):
+    cdef object __weakref__
+    cdef readonly Ledger ledger
+    cdef readonly str kind
+    cdef readonly str name
+    cdef readonly bint closed
+    cdef readonly int sm_count             # multiprocessors; on the host, worker threads
+    cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
+    cdef uint64_t stream0                  # the default stream
+    cdef uint64_t id                       # of this backend alone, never used again
+    cdef int in_flight                     # calls that have let go of the GIL
+    cdef bint started                      # a constructor has run
+    cdef str after_fork                    # what a forked child can do instead
+    cdef dict kernels                      # (module, name) -> KernelHandle
+    cdef object loading                    # a lock
+    cdef int fork_count
+    cdef uint32_t max_grid[3]
+    cdef uint32_t max_block[3]
+
+    cdef int starting(self) except -1
+    cdef int opened(self) except -1
+    cdef int release_all(self) except -1
+    cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner)
+    cdef int release(self, Allocation a) except -1
+
+    # The C level: checked, and on the ledger. Pointers, streams and events are plain integers.
+    cdef uint64_t c_alloc(self, size_t nbytes, str kind, object tag) except 0
+    cdef int c_free(self, uint64_t ptr, str kind) except -1
+    cdef int c_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1
+    cdef int c_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes, uint64_t stream) except -1
+
+    cdef bint is_usable(self) noexcept
+    cdef bint forked(self) noexcept
+    cdef int check_open(self) except -1
+    cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1
+    cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t as_event(self, object event, str name) except? 0xFFFFFFFFFFFFFFFF
+    cdef KernelHandle new_kernel(self, str module, str name)
