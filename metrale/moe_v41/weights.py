@@ -136,8 +136,10 @@ class ExpertArena:
         self.layout = layout
         self.n_slots = n_slots
         self._slots: dict[tuple[int, int], int] = {}
-        self.own = Owner(gpu, "ExpertArena")
-        self.base = self.own.alloc("slots", n_slots * layout.slot_bytes)
+        with Owner(gpu, "ExpertArena") as self.own:
+            self.base = self.own.alloc("slots", n_slots * layout.slot_bytes)
+            # An expert that is not resident stands in as slot 0, which may be free: zeros weigh nothing.
+            gpu.memset(self.base, 0, layout.slot_bytes)
 
     def load(self, layer: SupportsIndex, expert: SupportsIndex, gate: Any, up: Any, down: Any) -> int:
         """Copy an expert's raw blocks (contiguous buffers) into a free slot; returns the slot.

@@ -240,3 +240,13 @@ def test_the_host_selection_checks_its_own_arguments(change, message):
     logits, bias = np.zeros(sizes["logits"], np.float32), np.zeros(sizes["bias"], np.float32)
     with pytest.raises(ArgumentError, match=re.escape(message)):
         route_select(logits, bias, sizes["topk"], 1.0, 1.0, True)
+
+
+def test_the_slot_that_stands_in_for_a_missing_expert_is_all_zeros_when_it_is_free(device):
+    arena = ExpertArena(device, SlotLayout(256, 256), 2)
+    try:
+        slot = np.full(arena.layout.slot_bytes, 0xFF, np.uint8)
+        device.copy_d2h(arena.base, slot)
+        assert not slot.any()
+    finally:
+        arena.free()
