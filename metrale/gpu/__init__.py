@@ -6,7 +6,7 @@ from typing import Any
 from metrale.gpu.backend import GpuBackend
 from metrale.gpu.buffer import DeviceBuffer
 from metrale.gpu.kernel import KernelHandle
-from metrale.gpu.launch import KernelLaunch
+from metrale.gpu.launch import KernelLaunch, PreparedLaunch
 from metrale.gpu.ledger import Allocation, Ledger
 from metrale.gpu.pointer import DevicePtr
 
@@ -18,6 +18,7 @@ __all__ = [
     "KernelHandle",
     "KernelLaunch",
     "Ledger",
+    "PreparedLaunch",
     "open",
 ]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """A loaded kernel and the layout of its parameters."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from metrale.errors import MetraleError
 
@@ -48,6 +48,11 @@ cdef class KernelHandle:
         self.n_params = <uint32_t>len(params)
         self.params = params
         return 0
+
+    @property
+    def address(self):
+        """What the kernel is to its backend's driver: on a GPU the ``CUfunction``, for other users of the driver."""
+        return <uint64_t>self.function
 
     def __repr__(self):
         args = ", ".join(f"{name}: {kind}" for name, kind in self.params)

@@ -63,7 +63,19 @@ cdef inline void push_f64(Launch* l, double value) noexcept nogil:
     push_bytes(l, &value, 8, CODE_F64)
 
 
+cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1
 cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1
+
+
+cdef class PreparedLaunch:
+    cdef GpuBackend gpu
+    cdef KernelHandle kernel
+    cdef Launch l
+
+    cdef int place_of(self, object which) except -1
+    # Overwrite argument i with the bytes of its parameter; the caller knows their number and meaning.
+    cdef void set_raw(self, uint32_t i, const void* value) noexcept
+    cdef int c_launch(self, uint64_t stream) except -1
 
 
 cdef class KernelLaunch:

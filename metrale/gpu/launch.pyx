@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""KernelLaunch: geometry, arguments, launch."""
+"""KernelLaunch: geometry, arguments, launch; PreparedLaunch: the same, checked once and launched often."""
+
+cimport cython
 
 from cpython.buffer cimport PyBuffer_Release
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
-from metrale.errors import ArgumentError, LaunchError
+from metrale.errors import ArgumentError, LaunchError, refuse
 
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport Launch
@@ -19,6 +21,7 @@ _KIND_NAMES = {KIND_ANY: "any", KIND_PTR: "pointer", KIND_INT: "integer", KIND_F
                KIND_BYTES: "struct"}
 
 
+@cython.freelist(8)
 cdef class KernelLaunch:
     """Builds one kernel launch and starts it.
 
@@ -182,6 +185,19 @@ cdef class KernelLaunch:
             self.launching = False
             self.launched = True
 
+    def prepare(self):
+        """Check geometry and arguments once, and return a ``PreparedLaunch`` that keeps both."""
+        self.writing()
+        check_fit(self.gpu, self.kernel, &self.l)
+        cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch)
+        cdef uint32_t i
+        prepared.gpu, prepared.kernel = self.gpu, self.kernel
+        memcpy(&prepared.l, &self.l, sizeof(Launch))
+        for i in range(self.l.n):      # the pointers into its own data
+            prepared.l.args[i] = &prepared.l.data[<unsigned char*>self.l.args[i] - self.l.data]
+        self.launched = True
+        return prepared
+
     def _bad(self, value, allowed):
         cdef uint32_t i = 0 if self.launched else self.l.n
         self.launched = True
@@ -190,6 +206,91 @@ cdef class KernelLaunch:
 
     def __reduce__(self):
         raise TypeError("a KernelLaunch belongs to its process and cannot be pickled")
+
+
+cdef class PreparedLaunch:
+    """A launch with geometry and arguments fixed and checked, made by ``KernelLaunch.prepare()``.
+
+    ``launch(stream)`` starts it for the price of the driver call; ``set(which, value)`` changes one argument for the
+    launches that follow. One thread at a time may use it.
+    """
+
+    def __init__(self):
+        raise TypeError("PreparedLaunch comes from KernelLaunch.prepare()")
+
+    def set(self, which, value):
+        """Set the argument ``which``, a parameter's name or its place from 0, to ``value``, as the ``arg_*`` of its
+        kind would: a pointer, an integer, a float, or a buffer for a struct. Returns the PreparedLaunch.
+        """
+        cdef uint32_t i = self.place_of(which)
+        cdef uint32_t code = self.kernel.codes[i], size = code & 0xFFFF
+        cdef str name, kind
+        cdef uint64_t word = 0
+        cdef float single
+        cdef double number
+        cdef Py_buffer view
+        name, kind = self.kernel.params[i]
+        if code >> 16 == KIND_PTR:
+            word = as_ptr(value, name)
+        elif code >> 16 == KIND_INT:
+            word = integer_bits(value, name, kind[0] == "i", 8 * size)
+        elif code >> 16 == KIND_FLOAT:
+            try:
+                number = value
+            except (OverflowError, TypeError):
+                refuse(name, value, "a float")
+            single = <float>number
+            memcpy(&word, &single if size == 4 else <void*>&number, size)
+        else:
+            host_buffer(value, name, False, &view)
+            try:
+                if view.len != <Py_ssize_t>size:
+                    refuse(name, f"{view.len} bytes", f"{size} bytes")
+                self.set_raw(i, view.buf)
+            finally:
+                PyBuffer_Release(&view)
+            return self
+        self.set_raw(i, &word)
+        return self
+
+    def launch(self, stream=None):
+        """Start the kernel on ``stream`` (None: the default stream). Returns once the launch is queued."""
+        self.c_launch(self.gpu.as_stream(stream))
+
+    cdef int place_of(self, object which) except -1:
+        cdef uint32_t i
+        if isinstance(which, str):
+            for i in range(self.kernel.n_params):
+                if self.kernel.params[i][0] == which:
+                    return i
+        elif isinstance(which, int) and 0 <= which < self.kernel.n_params:
+            return which
+        names = ", ".join(name for name, _ in self.kernel.params)
+        refuse("which", which, f"a parameter of {self.kernel.name} ({names}) or its place from 0")
+
+    cdef void set_raw(self, uint32_t i, const void* value) noexcept:
+        memcpy(self.l.args[i], value, self.kernel.codes[i] & 0xFFFF)
+
+    cdef int c_launch(self, uint64_t stream) except -1:
+        self.gpu.check_open()
+        return self.gpu.driver_launch(self.kernel, &self.l, stream)
+
+    def __reduce__(self):
+        raise TypeError("a PreparedLaunch belongs to its process and cannot be pickled")
+
+
+cdef uint64_t integer_bits(object value, str name, bint is_signed, uint32_t bits) except? 0xFFFFFFFFFFFFFFFF:
+    """The low bits of an integer that fits; little-endian, they are its bytes."""
+    cdef object one = 1      # shifted as a Python integer: 64 bits of C are one too few
+    low = -(one << (bits - 1)) if is_signed else 0
+    high = (one << (bits - 1 if is_signed else bits)) - 1
+    allowed = f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        refuse(name, value, allowed)
+    number = PyNumber_Index(value)
+    if not low <= number <= high:
+        refuse(name, value, allowed)
+    return number & 0xFFFFFFFFFFFFFFFF
 
 
 cdef int _set_dims(uint32_t* dims, str what, x, y, z) except -1:
@@ -204,8 +305,8 @@ cdef int _set_dims(uint32_t* dims, str what, x, y, z) except -1:
     return 0
 
 
-cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
-    """Check ``l`` against the kernel and the device, and launch. Raises LaunchError before the driver call."""
+cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:
+    """Raise the LaunchError for a launch that does not fit the kernel or the device."""
     cdef uint64_t threads = <uint64_t>l.block[0] * l.block[1] * l.block[2]
     cdef bint ok = (
         not l.overflow and l.n == kernel.n_params
@@ -216,8 +317,12 @@ cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream)
         and l.grid[0] - 1 < gpu.max_grid[0] and l.grid[1] - 1 < gpu.max_grid[1] and l.grid[2] - 1 < gpu.max_grid[2]
         and l.shared_bytes <= kernel.max_shared
     )
-    if not ok:
-        explain(gpu, kernel, l)
+    return 0 if ok else explain(gpu, kernel, l)
+
+
+cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
+    """Check ``l`` against the kernel and the device, and launch. Raises LaunchError before the driver call."""
+    check_fit(gpu, kernel, l)
     gpu.check_open()
     return gpu.driver_launch(kernel, l, stream)
 
