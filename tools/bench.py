@@ -37,7 +37,7 @@ def main() -> int:
     benchmark = BENCHMARKS[options.benchmark]
 
     with metrale.open("cuda") as gpu:
-        # metrale leaves no context current; the calls to the driver here need one.
+        # the calls to the driver here need a current context.
         check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(gpu.ordinal))))
         facts: dict[str, Any] = {
             "gpu": gpu.name,

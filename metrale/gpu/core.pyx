@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 
+from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport uint64_t
 
 from metrale.errors import ArgumentError, MetraleError, OutOfMemoryError, refuse
@@ -114,6 +115,8 @@ cdef class Core(Driver):
         self.check_open()
         if stream is None:
             return self.stream0
+        if PyLong_CheckExact(stream):      # what a hot loop passes
+            return as_handle(stream, "stream")
         if hasattr(stream, "__cuda_stream__"):
             try:
                 stream = stream.__cuda_stream__()[1]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """CudaBackend: the CUDA driver API through ``cuda.bindings.cydriver``."""
 
+import _thread
 from pathlib import Path
 
 from cuda.bindings cimport cydriver as cu
@@ -29,6 +30,7 @@ cdef class CudaBackend(GpuBackend):
     cdef cu.CUcontext context
     cdef dict modules             # module -> (CUmodule, {kernel: params} or None where only sizes are known)
     cdef set added                # modules of add_module
+    cdef set made_current         # threads where no context was current before
     cdef readonly int ordinal
     cdef readonly int driver_version     # 1000 * major + 10 * minor
     cdef int max_shared_optin
@@ -44,6 +46,7 @@ cdef class CudaBackend(GpuBackend):
         self.after_fork = "CUDA does not survive a fork; start processes with 'spawn'"
         self.modules = {}
         self.added = set()
+        self.made_current = set()
         self.ordinal = device
         check(cu.cuDeviceGet(&self.device, device), "cuDeviceGet")
         check(cu.cuDriverGetVersion(&self.driver_version), "cuDriverGetVersion")
@@ -101,18 +104,25 @@ cdef class CudaBackend(GpuBackend):
         return value
 
     cdef int enter(self) except -1:
-        """Before a driver call: make the context current. What it returns goes to leave(), without fail."""
+        """Before a driver call: make the context current. What it returns goes to leave(), without fail.
+
+        Where none is current this one stays so, as after a call of the CUDA runtime; another comes back with leave().
+        """
         cdef cu.CUcontext current = NULL
         cdef cu.CUresult result
         self.in_flight += 1
         cu.cuCtxGetCurrent(&current)
         if current == self.context:
             return 0
-        result = cu.cuCtxPushCurrent(self.context)
+        if current == NULL:
+            result = cu.cuCtxSetCurrent(self.context)
+            self.made_current.add(_thread.get_ident())
+        else:
+            result = cu.cuCtxPushCurrent(self.context)
         if result != cu.CUDA_SUCCESS:
             self.in_flight -= 1
-            check(result, "cuCtxPushCurrent")
-        return 1
+            check(result, "making the context current")
+        return current != NULL
 
     cdef void leave(self, int pushed) noexcept:
         """After a driver call: the context that was current is so again."""
@@ -362,6 +372,7 @@ cdef class CudaBackend(GpuBackend):
 
     cdef int driver_close(self) except -1:
         cdef cu.CUresult result
+        cdef cu.CUcontext current = NULL
         cdef cu.CUmodule module
         cdef int pushed
         try:
@@ -375,6 +386,9 @@ cdef class CudaBackend(GpuBackend):
                     cu.cuModuleUnload(module)
             self.modules.clear()
             self.leave(pushed)
+        cu.cuCtxGetCurrent(&current)
+        if current == self.context and _thread.get_ident() in self.made_current:
+            cu.cuCtxSetCurrent(NULL)
         self.context = NULL
         with nogil:
             result = cu.cuDevicePrimaryCtxRelease(self.device)

@@ -2,6 +2,7 @@
 """What the runtime takes for a device pointer, a stream, a size and host memory, and how it refuses all else."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer
+from cpython.long cimport PyLong_CheckExact
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint64_t
 
@@ -13,6 +14,8 @@ from metrale.gpu.buffer cimport DeviceBuffer
 cdef uint64_t as_ptr(object value, str name="ptr") except? 0xFFFFFFFFFFFFFFFF:
     """The address behind ``value``: an int, a DeviceBuffer, ``__cuda_array_interface__`` or ``data_ptr()``; None is
     the null pointer."""
+    if PyLong_CheckExact(value):
+        return as_handle(value, name)
     if value is None:
         return 0
     if isinstance(value, int):
@@ -33,6 +36,13 @@ cdef uint64_t as_ptr(object value, str name="ptr") except? 0xFFFFFFFFFFFFFFFF:
 
 cdef uint64_t as_handle(object value, str name) except? 0xFFFFFFFFFFFFFFFF:
     """An address, stream or event."""
+    cdef uint64_t handle
+    if PyLong_CheckExact(value):
+        try:
+            handle = value
+            return handle
+        except OverflowError:
+            pass
     return as_integer(value, name, 0xFFFFFFFFFFFFFFFF, "an integer, 0 to 2**64 - 1")
 
 

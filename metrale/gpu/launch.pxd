@@ -70,7 +70,7 @@ cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream)
 cdef class PreparedLaunch:
     cdef GpuBackend gpu
     cdef KernelHandle kernel
-    cdef Launch l
+    cdef Launch packed
 
     cdef int place_of(self, object which) except -1
     # Overwrite argument i with the bytes of its parameter; the caller knows their number and meaning.
@@ -81,9 +81,9 @@ cdef class PreparedLaunch:
 cdef class KernelLaunch:
     cdef GpuBackend gpu
     cdef KernelHandle kernel
-    cdef Launch l
+    cdef Launch* packed       # its own, from a pool
     cdef bint launched        # the next argument starts a new list
-    cdef bint launching       # l is being read without the GIL
+    cdef bint launching       # packed is being read without the GIL
 
     cdef int writing(self) except -1
     cdef int next_argument(self) except -1

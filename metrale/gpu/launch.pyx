@@ -4,8 +4,10 @@
 cimport cython
 
 from cpython.buffer cimport PyBuffer_Release
+from cpython.long cimport PyLong_CheckExact
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
 from metrale.errors import ArgumentError, LaunchError, refuse
@@ -17,11 +19,40 @@ from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
 )
 
+cdef enum:
+    POOL = 16
+
 _KIND_NAMES = {KIND_ANY: "any", KIND_PTR: "pointer", KIND_INT: "integer", KIND_FLOAT: "float",
                KIND_BYTES: "struct"}
 
 
-@cython.freelist(8)
+# A Launch is large, and a builder lives for one statement: those that are done with wait here for the next.
+cdef Launch* pool[POOL]
+cdef int pooled = 0
+
+
+cdef Launch* take_launch() except NULL:
+    global pooled
+    cdef Launch* fresh
+    if pooled > 0:
+        pooled -= 1
+        return pool[pooled]
+    fresh = <Launch*>malloc(sizeof(Launch))
+    if fresh == NULL:
+        raise MemoryError
+    return fresh
+
+
+cdef void give_launch(Launch* spent) noexcept:
+    global pooled
+    if pooled < POOL:
+        pool[pooled] = spent
+        pooled += 1
+    else:
+        free(spent)
+
+
+@cython.freelist(16)
 cdef class KernelLaunch:
     """Builds one kernel launch and starts it.
 
@@ -39,7 +70,12 @@ cdef class KernelLaunch:
     def __cinit__(self, GpuBackend gpu not None, KernelHandle kernel not None):
         self.gpu = gpu
         self.kernel = kernel
-        launch_geometry(&self.l, 1, 1, 1, 1, 1, 1, 0)
+        self.packed = take_launch()
+        launch_geometry(self.packed, 1, 1, 1, 1, 1, 1, 0)
+
+    def __dealloc__(self):
+        if self.packed != NULL:
+            give_launch(self.packed)
 
     cdef int writing(self) except -1:
         if self.launching:
@@ -50,20 +86,20 @@ cdef class KernelLaunch:
     cdef int next_argument(self) except -1:
         self.writing()
         if self.launched:
-            self.l.n = self.l.used = self.l.overflow = 0
+            self.packed.n = self.packed.used = self.packed.overflow = 0
             self.launched = False
         return 0
 
     def grid(self, x, y=1, z=1):
         """Blocks in x, y, z; also one 3-sequence."""
         self.writing()
-        _set_dims(self.l.grid, "grid", x, y, z)
+        _set_dims(self.packed.grid, "grid", x, y, z)
         return self
 
     def block(self, x, y=1, z=1):
         """Threads a block in x, y, z; also one 3-sequence."""
         self.writing()
-        _set_dims(self.l.block, "block", x, y, z)
+        _set_dims(self.packed.block, "block", x, y, z)
         return self
 
     def shared_mem(self, nbytes):
@@ -71,7 +107,7 @@ cdef class KernelLaunch:
         self.writing()
         allowed = f"0 to {self.kernel.max_shared} bytes"
         try:
-            self.l.shared_bytes = as_integer(nbytes, "shared_mem", self.kernel.max_shared, allowed)
+            self.packed.shared_bytes = as_integer(nbytes, "shared_mem", self.kernel.max_shared, allowed)
         except ArgumentError as error:
             raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
         return self
@@ -84,51 +120,51 @@ cdef class KernelLaunch:
         except ArgumentError as error:
             raise self._bad(value, str(error).partition("allowed: ")[2]) from error
         self.next_argument()
-        push_ptr(&self.l, p)
+        push_ptr(self.packed, p)
         return self
 
     def arg_u32(self, value):
         """An unsigned 32-bit integer."""
         cdef uint32_t v
         try:
-            v = PyNumber_Index(value)
+            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
         except (OverflowError, TypeError) as error:
             raise self._bad(value, "an integer from 0 to 4294967295") from error
         self.next_argument()
-        push_u32(&self.l, v)
+        push_u32(self.packed, v)
         return self
 
     def arg_i32(self, value):
         """A signed 32-bit integer."""
         cdef int v
         try:
-            v = PyNumber_Index(value)
+            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
         except (OverflowError, TypeError) as error:
             raise self._bad(value, "an integer from -2147483648 to 2147483647") from error
         self.next_argument()
-        push_i32(&self.l, v)
+        push_i32(self.packed, v)
         return self
 
     def arg_u64(self, value):
         """An unsigned 64-bit integer."""
         cdef uint64_t v
         try:
-            v = PyNumber_Index(value)
+            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
         except (OverflowError, TypeError) as error:
             raise self._bad(value, "an integer from 0 to 2**64 - 1") from error
         self.next_argument()
-        push_u64(&self.l, v)
+        push_u64(self.packed, v)
         return self
 
     def arg_i64(self, value):
         """A signed 64-bit integer."""
         cdef long long v
         try:
-            v = PyNumber_Index(value)
+            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
         except (OverflowError, TypeError) as error:
             raise self._bad(value, "an integer from -2**63 to 2**63 - 1") from error
         self.next_argument()
-        push_i64(&self.l, v)
+        push_i64(self.packed, v)
         return self
 
     def arg_f32(self, value):
@@ -139,7 +175,7 @@ cdef class KernelLaunch:
         except (OverflowError, TypeError) as error:
             raise self._bad(value, "a float") from error
         self.next_argument()
-        push_f32(&self.l, <float>v)
+        push_f32(self.packed, <float>v)
         return self
 
     def arg_f64(self, value):
@@ -150,7 +186,7 @@ cdef class KernelLaunch:
         except (OverflowError, TypeError) as error:
             raise self._bad(value, "a float") from error
         self.next_argument()
-        push_f64(&self.l, v)
+        push_f64(self.packed, v)
         return self
 
     def arg_bytes(self, value):
@@ -161,12 +197,13 @@ cdef class KernelLaunch:
         try:
             self.next_argument()
             if view.len > MAX_PARAM_BYTES:
-                self.l.overflow = 1
+                self.packed.overflow = 1
                 return self
             code = param_code(KIND_BYTES, <uint32_t>view.len)
-            if self.l.n < self.kernel.n_params and self.kernel.codes[self.l.n] & 0xFFFF == <uint32_t>view.len <= 2:
-                code = self.kernel.codes[self.l.n]
-            push_bytes(&self.l, view.buf, <uint32_t>view.len, code)
+            if view.len <= 2 and self.packed.n < self.kernel.n_params:
+                if self.kernel.codes[self.packed.n] & 0xFFFF == <uint32_t>view.len:
+                    code = self.kernel.codes[self.packed.n]
+            push_bytes(self.packed, view.buf, <uint32_t>view.len, code)
         finally:
             PyBuffer_Release(&view)
         return self
@@ -180,7 +217,7 @@ cdef class KernelLaunch:
         self.writing()
         self.launching = True
         try:
-            launch(self.gpu, self.kernel, &self.l, s)
+            launch(self.gpu, self.kernel, self.packed, s)
         finally:
             self.launching = False
             self.launched = True
@@ -188,18 +225,18 @@ cdef class KernelLaunch:
     def prepare(self):
         """Check geometry and arguments once, and return a ``PreparedLaunch`` that keeps both."""
         self.writing()
-        check_fit(self.gpu, self.kernel, &self.l)
+        check_fit(self.gpu, self.kernel, self.packed)
         cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch)
         cdef uint32_t i
         prepared.gpu, prepared.kernel = self.gpu, self.kernel
-        memcpy(&prepared.l, &self.l, sizeof(Launch))
-        for i in range(self.l.n):      # the pointers into its own data
-            prepared.l.args[i] = &prepared.l.data[<unsigned char*>self.l.args[i] - self.l.data]
+        memcpy(&prepared.packed, self.packed, sizeof(Launch))
+        for i in range(self.packed.n):      # the pointers into its own data
+            prepared.packed.args[i] = &prepared.packed.data[<unsigned char*>self.packed.args[i] - self.packed.data]
         self.launched = True
         return prepared
 
     def _bad(self, value, allowed):
-        cdef uint32_t i = 0 if self.launched else self.l.n
+        cdef uint32_t i = 0 if self.launched else self.packed.n
         self.launched = True
         name = self.kernel.params[i][0] if i < self.kernel.n_params else f"argument {i + 1}"
         return LaunchError(f"{self.kernel.module}.{self.kernel.name}: {name}: got {value!r}, allowed: {allowed}")
@@ -269,11 +306,11 @@ cdef class PreparedLaunch:
         refuse("which", which, f"a parameter of {self.kernel.name} ({names}) or its place from 0")
 
     cdef void set_raw(self, uint32_t i, const void* value) noexcept:
-        memcpy(self.l.args[i], value, self.kernel.codes[i] & 0xFFFF)
+        memcpy(self.packed.args[i], value, self.kernel.codes[i] & 0xFFFF)
 
     cdef int c_launch(self, uint64_t stream) except -1:
         self.gpu.check_open()
-        return self.gpu.driver_launch(self.kernel, &self.l, stream)
+        return self.gpu.driver_launch(self.kernel, &self.packed, stream)
 
     def __reduce__(self):
         raise TypeError("a PreparedLaunch belongs to its process and cannot be pickled")
