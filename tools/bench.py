@@ -14,6 +14,7 @@ import json
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from cuda.bindings import driver
 
 import metrale
 from benchmarks import kernels, launch
-from metrale.gpu import cubin
 
 BENCHMARKS = {"kernels": kernels, "launch": launch}
 
@@ -42,7 +42,7 @@ def main() -> int:
         facts: dict[str, Any] = {
             "gpu": gpu.name,
             "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-            "nvrtc": str(cubin.nvrtc_library()),
+            "nvrtc": _version("nvidia-cuda-nvrtc"),
             "python": platform.python_version(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "commit": options.commit,
@@ -56,6 +56,13 @@ def main() -> int:
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
         options.json.with_suffix(".md").write_text(text + "\n")
     return 0
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _output(*command: str) -> str:

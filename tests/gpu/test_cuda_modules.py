@@ -5,6 +5,7 @@ import pytest
 from cuda.bindings import driver
 
 import metrale
+from metrale.errors import ArgumentError, CudaError, LaunchError
 from metrale.gpu import cubin, sources
 
 KERNELS = [(module, kernel) for module, kernels in sources.signatures().items() for kernel in kernels]
@@ -64,3 +65,36 @@ def test_where_no_context_was_current_the_backends_is_until_it_closes(primary):
         gpu.free(gpu.alloc(64))
         assert current() == int(primary)
     assert current() == 0
+
+
+@pytest.mark.gpu
+def test_a_failed_driver_call_says_what_was_done_and_what_the_driver_calls_it(cuda):
+    pair = [cuda.create_event(), cuda.create_event()]
+    with pytest.raises(CudaError, match=r"^cuEventElapsedTime .*: CUDA_ERROR_INVALID_HANDLE \(400\)$"):
+        cuda.event_elapsed_ms(*pair)
+    for event in pair:
+        cuda.destroy_event(event)
+
+
+@pytest.mark.gpu
+def test_only_sources_and_cubins_are_modules(cuda, tmp_path):
+    with pytest.raises(ArgumentError, match=r"path: got .*kernels.ptx', allowed: a .cu or .cubin file"):
+        cuda.add_module(tmp_path / "kernels.ptx")
+
+
+@pytest.mark.gpu
+def test_a_cubins_arguments_are_held_against_their_sizes(cuda, tmp_path):
+    path = tmp_path / "by_size.cubin"
+    path.write_bytes(cubin.cubin(sources.source_path("moe_v41"), cuda.arch))
+    if not cuda.has_module("by_size"):
+        cuda.add_module(path)
+    kernel = cuda.kernel("by_size", "moe_v41_finish")
+    assert [kind for _, kind in kernel.params] == ["any"] * 3
+    with cuda.buffer(64) as b:
+        metrale.KernelLaunch(cuda, kernel).block(32).arg_ptr(b).arg_ptr(b).arg_u32(1).launch()
+        wrong = metrale.KernelLaunch(cuda, kernel).arg_ptr(b).arg_u32(1).arg_u32(1)
+        with pytest.raises(LaunchError, match=r"argument 2 \(argument 2\): got a 4-byte integer, takes 8 bytes"):
+            wrong.launch()
+        with pytest.raises(LaunchError, match="got 1 arguments, takes 3"):
+            metrale.KernelLaunch(cuda, kernel).arg_ptr(b).launch()
+        cuda.synchronize()

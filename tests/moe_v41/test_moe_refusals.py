@@ -250,3 +250,30 @@ def test_the_slot_that_stands_in_for_a_missing_expert_is_all_zeros_when_it_is_fr
         assert not slot.any()
     finally:
         arena.free()
+
+
+def test_an_expert_is_loaded_once(device):
+    spec = random_moe_layer(0, dim=256, inter=256, n_routed=1, topk=1)
+    arena = ExpertArena(device, SlotLayout(256, 256), 2)
+    try:
+        arena.load(0, 0, spec.gate.slice(0), spec.up.slice(0), spec.down.slice(0))
+        with pytest.raises(
+            ArgumentError, match="expert: got 0, allowed: an expert of layer 0 that is not in the arena"
+        ):
+            arena.load(0, 0, spec.gate.slice(0), spec.up.slice(0), spec.down.slice(0))
+    finally:
+        arena.free()
+
+
+@pytest.mark.parametrize("name", ["swiglu_limit", "shared_swiglu_limit"])
+def test_a_layer_limit_below_zero_is_refused(device, name):
+    from metrale.moe_v41 import MoeV41LayerWeights
+
+    own = Owner(device, "test")
+    try:
+        router = RouterWeights.upload(own, bytes(2 * 256 * 2), np.zeros(2), 256)
+        square = ResidentMat.upload(own, "a", BF16, (256, 256), bytes(2 * 256 * 256))
+        with pytest.raises(ArgumentError, match=f"{name}: got -1.0, allowed: None, 0"):
+            MoeV41LayerWeights(router, square, square, square, own, **{name: -1.0})
+    finally:
+        own.free()
