@@ -5,6 +5,9 @@ from metrale.gpu.driver cimport CopyKind, Driver
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger
 
+cdef enum:
+    POLL_US = 50      # between looks at calls in flight
+
 cdef class Core(Driver):
     cdef object __weakref__
     cdef readonly Ledger ledger

@@ -21,7 +21,6 @@ from metrale.gpu.ledger cimport Allocation, Ledger
 
 cdef int fork_count = 0         # forks this process descends from; a backend remembers its own
 cdef uint64_t backends = 0      # opened so far: a number that is never used again
-cdef double POLL_S = 5e-5       # between looks at calls in flight
 
 
 def _count_fork():
@@ -54,7 +53,7 @@ cdef class Core(Driver):
         self.closed = True
         _open.discard(self)
         while self.in_flight > 0:
-            time.sleep(POLL_S)
+            time.sleep(POLL_US * 1e-6)
         errors = []
         for stream in (self.stream0, *self.ledger.live_streams):
             try:

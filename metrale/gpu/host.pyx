@@ -17,6 +17,7 @@ from metrale.errors import LaunchError, MetraleError, refuse
 from metrale.gpu import hostlib, sources
 
 from metrale.gpu.backend cimport GpuBackend
+from metrale.gpu.core cimport POLL_US
 from metrale.gpu.driver cimport CopyKind, Launch
 from metrale.gpu.interop cimport as_integer
 from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
@@ -62,7 +63,6 @@ cdef enum:
     MESSAGE_BYTES = 1024
 
 cdef size_t LARGE = 64 << 20       # bytes: from here on an allocation is held against what the system has
-cdef double POLL_S = 5e-5
 
 _ORDERS = {"forward": 0, "reversed": 1, "shuffled": 2}
 
@@ -172,7 +172,7 @@ cdef class HostBackend(GpuBackend):
             phase = self.phase
             self.phase = 1 - phase      # what begins from now on is not waited for
             while self.running[phase] > 0:
-                time.sleep(POLL_S)
+                time.sleep(POLL_US * 1e-6)
         return 0
 
     cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0:

@@ -364,12 +364,16 @@ cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream)
     return gpu.driver_launch(kernel, l, stream)
 
 
+cdef inline bint code_fits(uint32_t got, uint32_t want) noexcept:
+    return got == want or (want >> 16 == KIND_ANY and got & 0xFFFF == want & 0xFFFF)
+
+
 cdef bint codes_fit(const Launch* l, KernelHandle kernel) noexcept:
     """Whether each argument has its parameter's code, or the size of one that is known by its size alone."""
     cdef uint32_t i, got, want
     for i in range(l.n):
         got, want = l.codes[i], kernel.codes[i]
-        if got != want and not (want >> 16 == KIND_ANY and got & 0xFFFF == want & 0xFFFF):
+        if not code_fits(got, want):
             return False
     return True
 
@@ -387,7 +391,7 @@ cdef int explain(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:
         raise LaunchError(f"{name}: got {l.n} arguments, takes {kernel.n_params}: ({names})")
     for i in range(l.n):
         got, want = l.codes[i], kernel.codes[i]
-        if got != want and not (want >> 16 == KIND_ANY and got & 0xFFFF == want & 0xFFFF):
+        if not code_fits(got, want):
             raise LaunchError(f"{name}: argument {i + 1} ({kernel.params[i][0]}): got {_describe(got)}, "
                               f"takes {_describe(want)}")
     for what, dims, limits in (("grid", tuple(l.grid), tuple(gpu.max_grid)),
