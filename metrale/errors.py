@@ -12,6 +12,7 @@ from typing import NoReturn
 
 __all__ = [
     "ArgumentError",
+    "CaptureError",
     "CompileError",
     "CudaError",
     "FormatError",
@@ -41,6 +42,10 @@ class FormatError(MetraleError):
 
 class LaunchError(MetraleError):
     """A kernel launch that was refused, or that failed while it ran."""
+
+
+class CaptureError(MetraleError):
+    """A capture of a stream into a graph that failed, or a call that a captured stream cannot serve."""
 
 
 class KernelNotFound(MetraleError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-from metrale.gpu.core cimport Core
+from metrale.gpu.graphs cimport Graphs
 
 
-cdef class GpuBackend(Core):
-    pass
+cdef class GpuBackend(Graphs):
+    cdef int waiting_call(self, str call) except -1

@@ -3,13 +3,13 @@ import os
 from typing import Any, Self
 
 from metrale.gpu.buffer import DeviceBuffer
-from metrale.gpu.core import Core
+from metrale.gpu.graphs import Graphs
 from metrale.gpu.kernel import KernelHandle
 from metrale.gpu.ledger import Allocation
 from metrale.gpu.pointer import DevicePtr
 from metrale.gpu.protocols import HostBuffer, PointerLike, StreamLike
 
-class GpuBackend(Core):
+class GpuBackend(Graphs):
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def usable(self) -> bool: ...
@@ -39,6 +39,16 @@ class GpuBackend(Core):
     def copy_d2h_on_stream(self, src: PointerLike, dst: HostBuffer, stream: StreamLike) -> None: ...
     def copy_d2d(self, src: PointerLike, dst: PointerLike, nbytes: int) -> None: ...
     def copy_d2d_async(self, src: PointerLike, dst: PointerLike, nbytes: int, stream: StreamLike) -> None: ...
+    def copy_d2d_2d_async(
+        self,
+        src: PointerLike,
+        src_pitch: int,
+        dst: PointerLike,
+        dst_pitch: int,
+        width: int,
+        height: int,
+        stream: StreamLike,
+    ) -> None: ...
     def default_stream(self) -> int: ...
     def create_stream(self) -> int: ...
     def destroy_stream(self, stream: int) -> None: ...

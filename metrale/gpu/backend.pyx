@@ -4,20 +4,19 @@
 import sys
 import warnings
 
-from cpython.buffer cimport PyBuffer_Release
 from libc.stdint cimport uint64_t
 
 from metrale.errors import refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer
-from metrale.gpu.core cimport Core
-from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D
-from metrale.gpu.interop cimport as_integer, as_ptr, as_size, host_buffer
+from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, Rows
+from metrale.gpu.graphs cimport Graphs
+from metrale.gpu.interop cimport HostView, as_integer, as_ptr, as_size, host_view
 from metrale.gpu.ledger cimport call_site_text
 
 
-cdef class GpuBackend(Core):
+cdef class GpuBackend(Graphs):
     """One device. ``metrale.open()`` makes it; ``CudaBackend`` and ``HostBackend`` are its two kinds.
 
     Pointers are ``DevicePtr`` (an ``int``); wherever one is taken, so is a ``DeviceBuffer`` and any object with
@@ -61,6 +60,7 @@ cdef class GpuBackend(Core):
 
     def memset(self, ptr, value, nbytes):
         """Set ``nbytes`` bytes to ``value`` (0 to 255); done on return."""
+        self.waiting_call("memset")
         self.memset_async(ptr, value, nbytes, None)
         self.driver_synchronize(self.stream0)
 
@@ -74,42 +74,45 @@ cdef class GpuBackend(Core):
     def copy_h2d(self, src, dst):
         """Copy the host buffer ``src`` (any contiguous buffer) to ``dst``; ordered after the default stream's
         work, done on return."""
+        self.waiting_call("copy_h2d")
         self.copy_h2d_async(src, dst, None)
         self.driver_synchronize(self.stream0)
 
     def copy_h2d_async(self, src, dst, stream):
-        """Copy the host buffer ``src`` to ``dst`` in stream order. Pinned memory must stay alive and unchanged
-        until the stream has passed; pageable memory has been read on return."""
-        cdef Py_buffer view
+        """Copy the host buffer ``src`` to ``dst`` in stream order.
+
+        Pageable memory has been read on return. Page-locked memory is read later, and kept alive until then; it must
+        not change. In a capture both are read whenever the graph runs, and kept alive as long as the graph.
+        """
         cdef uint64_t s = self.as_stream(stream)
-        host_buffer(src, "src", False, &view)
-        try:
-            self.c_copy(COPY_H2D, as_ptr(dst, "dst"), <uint64_t>view.buf, view.len, s)
-        finally:
-            PyBuffer_Release(&view)
+        cdef HostView host = host_view(src, "src", False)
+        self.c_copy(COPY_H2D, as_ptr(dst, "dst"), host.address(), host.view.len, s)
+        self.hold_host(host, host.address(), s)
 
     def copy_d2h(self, src, dst):
         """Copy from ``src`` to fill the writable host buffer ``dst``; ordered after the default stream's work,
         done on return."""
+        self.waiting_call("copy_d2h")
         self.copy_d2h_on_stream(src, dst, None)
 
     def copy_d2h_async(self, src, dst, stream):
-        """Copy from ``src`` to fill the writable host buffer ``dst`` in stream order; ``dst`` must stay alive."""
-        cdef Py_buffer view
+        """Copy from ``src`` to fill the writable host buffer ``dst`` in stream order; ``dst`` is kept alive until it
+        is filled, or as long as the graph that captured the copy."""
         cdef uint64_t s = self.as_stream(stream)
-        host_buffer(dst, "dst", True, &view)
-        try:
-            self.c_copy(COPY_D2H, <uint64_t>view.buf, as_ptr(src, "src"), view.len, s)
-        finally:
-            PyBuffer_Release(&view)
+        cdef HostView host = host_view(dst, "dst", True)
+        self.c_copy(COPY_D2H, host.address(), as_ptr(src, "src"), host.view.len, s)
+        self.hold_host(host, host.address(), s)
 
     def copy_d2h_on_stream(self, src, dst, stream):
         """``copy_d2h_async``, then wait for the stream."""
-        self.copy_d2h_async(src, dst, stream)
-        self.driver_synchronize(self.as_stream(stream))
+        cdef uint64_t s = self.as_stream(stream)
+        self.check_waitable(s, "copy_d2h_on_stream")
+        self.copy_d2h_async(src, dst, s)
+        self.driver_synchronize(s)
 
     def copy_d2d(self, src, dst, nbytes):
         """Copy ``nbytes`` bytes from ``src`` to ``dst``; done on return."""
+        self.waiting_call("copy_d2d")
         self.copy_d2d_async(src, dst, nbytes, None)
         self.driver_synchronize(self.stream0)
 
@@ -117,6 +120,19 @@ cdef class GpuBackend(Core):
         """Copy ``nbytes`` bytes from ``src`` to ``dst`` in stream order; overlapping ranges are refused."""
         self.c_copy(COPY_D2D, as_ptr(dst, "dst"), as_ptr(src, "src"), as_size(nbytes, "nbytes"),
                     self.as_stream(stream))
+
+    def copy_d2d_2d_async(self, src, src_pitch, dst, dst_pitch, width, height, stream):
+        """Copy ``height`` rows of ``width`` bytes in stream order; a row begins ``src_pitch`` (``dst_pitch``) bytes
+        after the one before it. Refuses a pitch below the width, and rows that overlap."""
+        cdef Rows rows
+        rows.width, rows.height = as_size(width, "width"), as_size(height, "height")
+        rows.src_pitch, rows.dst_pitch = as_size(src_pitch, "src_pitch"), as_size(dst_pitch, "dst_pitch")
+        self.c_copy_rows(as_ptr(dst, "dst"), as_ptr(src, "src"), &rows, self.as_stream(stream))
+
+    cdef int waiting_call(self, str call) except -1:
+        """Before a call that waits for the default stream."""
+        self.check_open()
+        return self.check_waitable(self.stream0, call)
 
     # owners
 
@@ -126,14 +142,12 @@ cdef class GpuBackend(Core):
 
     def upload(self, src, tag=None):
         """A ``DeviceBuffer`` holding a copy of the host buffer ``src``."""
-        cdef Py_buffer view
-        host_buffer(src, "src", False, &view)
-        try:
-            buffer = DeviceBuffer(self, view.len, tag)
-            self.c_copy(COPY_H2D, (<DeviceBuffer>buffer).address(), <uint64_t>view.buf, view.len, self.stream0)
-            self.driver_synchronize(self.stream0)
-        finally:
-            PyBuffer_Release(&view)
+        self.waiting_call("upload")
+        cdef HostView host = host_view(src, "src", False)
+        cdef DeviceBuffer buffer = DeviceBuffer(self, host.view.len, tag)
+        self.c_copy(COPY_H2D, buffer.address(), host.address(), host.view.len, self.stream0)
+        self.hold_host(host, host.address(), self.stream0)
+        self.driver_synchronize(self.stream0)
         return buffer
 
     # streams and events
@@ -153,6 +167,7 @@ cdef class GpuBackend(Core):
     def destroy_stream(self, stream):
         """Destroy a stream of ``create_stream``; its queued work still completes."""
         cdef uint64_t s = self.as_stream(stream)
+        self.check_waitable(s, "destroy_stream")
         site = self.ledger.live_streams.pop(s, None)     # first, so that a second thread cannot destroy it too
         if stream is None or site is None:
             refuse("stream", stream, "a live stream of create_stream")
@@ -163,8 +178,11 @@ cdef class GpuBackend(Core):
             raise
 
     def synchronize(self, stream=None):
-        """Wait until all work queued on ``stream`` is done."""
-        self.driver_synchronize(self.as_stream(stream))
+        """Wait until all work queued on ``stream`` is done. An interrupt (Ctrl-C) ends the wait, and not the work."""
+        cdef uint64_t s = self.as_stream(stream)
+        self.check_waitable(s, "synchronize")
+        self.driver_synchronize(s)
+        self.let_go(False)
 
     def create_event(self, timing=False):
         """Create an event; with ``timing`` it can measure elapsed time."""
@@ -177,6 +195,7 @@ cdef class GpuBackend(Core):
         """Destroy an event of ``create_event``."""
         cdef uint64_t e = self.as_event(event, "event")
         site = self.ledger.live_events.pop(e)
+        self.captured_events.discard(e)
         try:
             self.driver_destroy_event(e)
         except BaseException:
@@ -185,7 +204,10 @@ cdef class GpuBackend(Core):
 
     def record_event(self, event, stream=None):
         """Record ``event`` after the work queued on ``stream``."""
-        self.driver_record_event(self.as_event(event, "event"), self.as_stream(stream))
+        cdef uint64_t e = self.as_event(event, "event"), s = self.as_stream(stream)
+        self.driver_record_event(e, s)
+        if self.captures > 0 or self.captured_events:
+            self.note_event(e, s)
 
     def stream_wait_event(self, stream, event):
         """Make later work on ``stream`` wait for ``event``."""
@@ -193,15 +215,22 @@ cdef class GpuBackend(Core):
 
     def event_synchronize(self, event):
         """Wait until ``event`` has happened."""
-        self.driver_event_synchronize(self.as_event(event, "event"))
+        cdef uint64_t e = self.as_event(event, "event")
+        self.check_event(e, "event_synchronize")
+        self.driver_event_synchronize(e)
 
     def event_query(self, event):
         """Whether ``event`` has happened."""
-        return bool(self.driver_event_query(self.as_event(event, "event")))
+        cdef uint64_t e = self.as_event(event, "event")
+        self.check_event(e, "event_query")
+        return bool(self.driver_event_query(e))
 
     def event_elapsed_ms(self, start, end):
         """Milliseconds between two recorded events made with ``timing=True``."""
-        return self.driver_event_elapsed_ms(self.as_event(start, "start"), self.as_event(end, "end"))
+        cdef uint64_t first = self.as_event(start, "start"), last = self.as_event(end, "end")
+        self.check_event(first, "event_elapsed_ms")
+        self.check_event(last, "event_elapsed_ms")
+        return self.driver_event_elapsed_ms(first, last)
 
     # kernels
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 from libc.stdint cimport uint32_t, uint64_t
 
-from metrale.gpu.driver cimport CopyKind, Driver
+from metrale.gpu.driver cimport CopyKind, Driver, Rows
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger
 
@@ -18,7 +18,10 @@ cdef class Core(Driver):
     cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
     cdef uint64_t stream0                  # the default stream
     cdef uint64_t id                       # of this backend alone, never used again
-    cdef int in_flight                     # calls that have let go of the GIL
+    cdef int in_flight                     # driver calls of all threads; atomic
+    cdef object closing                    # the thread that opens or closes the backend, which is closed meanwhile
+    cdef bint checking                     # check mode: each launch is looked at, and waited for
+    cdef list held                         # [(event, what a copy that is not done yet uses)]
     cdef bint started                      # a constructor has run
     cdef str after_fork                    # what a forked child can do instead
     cdef dict kernels                      # (module, name) -> KernelHandle
@@ -37,11 +40,17 @@ cdef class Core(Driver):
     cdef uint64_t c_alloc(self, size_t nbytes, str kind, object tag) except 0
     cdef int c_free(self, uint64_t ptr, str kind) except -1
     cdef int c_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1
+    cdef int c_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1
     cdef int c_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes, uint64_t stream) except -1
 
-    cdef bint is_usable(self) noexcept
-    cdef bint forked(self) noexcept
+    cdef bint is_usable(self) noexcept nogil
+    cdef bint forked(self) noexcept nogil
     cdef int check_open(self) except -1
+    cdef int check_still_open(self) except -1
+    cdef int check_waitable(self, uint64_t stream, str call) except -1
+    cdef int release_graphs(self, list errors) except -1
+    cdef int hold(self, object what, uint64_t stream) except -1
+    cdef int let_go(self, bint wait) except -1
     cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t as_event(self, object event, str name) except? 0xFFFFFFFFFFFFFFFF

@@ -12,13 +12,15 @@ import weakref
 from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport uint64_t
 
-from metrale.errors import ArgumentError, MetraleError, OutOfMemoryError, refuse
+from metrale.errors import ArgumentError, CaptureError, MetraleError, OutOfMemoryError, refuse
 
-from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, CopyKind, Driver
+from metrale.gpu.atomic cimport atomic_add, atomic_read, atomic_write
+from metrale.gpu.driver cimport CAPTURE_NONE, COPY_D2D, COPY_D2H, COPY_H2D, CopyKind, Driver, Rows
 from metrale.gpu.interop cimport as_handle
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger
 
+cdef size_t LONGEST = <size_t>1 << 62
 cdef int fork_count = 0         # forks this process descends from; a backend remembers its own
 cdef uint64_t backends = 0      # opened so far: a number that is never used again
 
@@ -43,6 +45,7 @@ cdef class Core(Driver):
         self.kernels = {}
         self.loading = _thread.RLock()
         self.closed = True
+        self.held = []
         self.fork_count = fork_count
 
     def __reduce__(self):
@@ -50,11 +53,17 @@ cdef class Core(Driver):
 
     cdef int release_all(self) except -1:
         cdef Allocation a
-        self.closed = True
+        self.closing = _thread.get_ident()
+        atomic_write(<int*>&self.closed, 1)      # before the look at the calls in flight: they look the other way round
         _open.discard(self)
-        while self.in_flight > 0:
+        while atomic_read(&self.in_flight) > 0:
             time.sleep(POLL_US * 1e-6)
         errors = []
+        self.release_graphs(errors)
+        try:
+            self.let_go(True)
+        except MetraleError as error:
+            errors.append(error)
         for stream in (self.stream0, *self.ledger.live_streams):
             try:
                 self.driver_destroy_stream(stream)
@@ -78,8 +87,13 @@ cdef class Core(Driver):
             self.driver_close()
         except MetraleError as error:
             errors.append(error)
+        self.closing = None
         if errors:
             raise errors[0]
+        return 0
+
+    cdef int release_graphs(self, list errors) except -1:
+        """End captures and destroy graphs; failures are appended."""
         return 0
 
     cdef int starting(self) except -1:
@@ -87,19 +101,21 @@ cdef class Core(Driver):
         if self.started:
             raise TypeError(f"a {type(self).__name__} is initialised once")
         self.started = True
+        self.closing = _thread.get_ident()
         return 0
 
     cdef int opened(self) except -1:
         """Called last by a constructor."""
         self.closed = False
+        self.closing = None
         _open.add(self)
         return 0
 
-    cdef bint is_usable(self) noexcept:
+    cdef bint is_usable(self) noexcept nogil:
         """Whether the backend is open, and was opened by this process."""
         return not self.closed and not self.forked()
 
-    cdef bint forked(self) noexcept:
+    cdef bint forked(self) noexcept nogil:
         """Whether the backend was opened by a process that this one was forked from."""
         return self.fork_count != fork_count
 
@@ -108,6 +124,46 @@ cdef class Core(Driver):
             raise MetraleError(f"{self!r} is closed")
         if self.forked():
             raise MetraleError(f"{self!r} was opened before fork(): {self.after_fork}")
+        return 0
+
+    cdef int check_still_open(self) except -1:
+        """For a driver call that is in flight: whether another thread closed the backend before it was."""
+        if self.closed and self.closing != _thread.get_ident():
+            raise MetraleError(f"{self!r} is closed")
+        return 0
+
+    cdef int check_waitable(self, uint64_t stream, str call) except -1:
+        """Refuse a call that waits for ``stream`` while it is being captured: the driver would end the capture."""
+        if self.driver_capture_status(stream, NULL, NULL) != CAPTURE_NONE:
+            raise CaptureError(f"{call}: the stream {stream:#x} is being captured, and what is captured runs when its "
+                               "graph is launched: allowed are calls that do not wait")
+        return 0
+
+    cdef int hold(self, object what, uint64_t stream) except -1:
+        """Keep ``what`` until the work that is queued on ``stream`` is done."""
+        cdef uint64_t event
+        self.let_go(False)
+        event = self.driver_create_event(False)
+        self.held.append((event, what))       # first: what is queued uses it, whatever happens here
+        self.driver_record_event(event, stream)
+        return 0
+
+    cdef int let_go(self, bint wait) except -1:
+        """Drop what is held for copies that are done; with ``wait``, wait for all."""
+        held, self.held = self.held, []
+        while held:
+            event, what = held.pop()
+            try:
+                if wait:
+                    self.driver_event_synchronize(event)
+                elif not self.driver_event_query(event):
+                    self.held.append((event, what))
+                    continue
+            except BaseException:
+                self.held.append((event, what))
+                self.held.extend(held)
+                raise
+            self.driver_destroy_event(event)
         return 0
 
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
@@ -156,7 +212,7 @@ cdef class Core(Driver):
         self.check_open()
         if nbytes == 0:
             refuse("nbytes", nbytes, "1 or more")
-        self.in_flight += 1       # until it is on the ledger: close() waits for it
+        atomic_add(&self.in_flight, 1)       # until it is on the ledger: close() waits for it
         try:
             ptr = self.driver_alloc(nbytes, kind)
             if ptr == 0:
@@ -168,7 +224,7 @@ cdef class Core(Driver):
                 self.driver_free(ptr, kind)
                 raise
         finally:
-            self.in_flight -= 1
+            atomic_add(&self.in_flight, -1)
 
     cdef int release(self, Allocation a) except -1:
         """Free ``a``; nothing if it has been freed."""
@@ -220,6 +276,29 @@ cdef class Core(Driver):
             raise ArgumentError(f"dst: got {dst:#x}, allowed: {nbytes} bytes that do not overlap the source at "
                                 f"{src:#x}")
         return self.driver_copy(kind, dst, src, nbytes, stream)
+
+    cdef int c_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1:
+        """Copy rows in stream order; both ranges are checked, and no byte may be of both."""
+        cdef size_t src_span, dst_span, shift
+        self.check_open()
+        if rows.width == 0 or rows.height == 0:
+            return 0
+        for name, pitch in (("src_pitch", rows.src_pitch), ("dst_pitch", rows.dst_pitch)):
+            if pitch < rows.width:
+                refuse(name, pitch, f"the width, {rows.width} bytes, or more")
+            if pitch > LONGEST // rows.height:
+                refuse(name, pitch, f"at most 2**62 bytes in {rows.height} rows")
+        src_span = (rows.height - 1) * rows.src_pitch + rows.width
+        dst_span = (rows.height - 1) * rows.dst_pitch + rows.width
+        self.check_range("src", src, src_span)
+        self.check_range("dst", dst, dst_span)
+        if src < dst + dst_span and dst < src + src_span:
+            # Columns beside each other in one matrix interleave and do not overlap.
+            shift = (dst - src if dst > src else src - dst) % rows.src_pitch
+            if rows.src_pitch != rows.dst_pitch or shift < rows.width or shift + rows.width > rows.src_pitch:
+                raise ArgumentError(f"dst: got {dst:#x}, allowed: {rows.height} rows of {rows.width} bytes that do "
+                                    f"not overlap the source at {src:#x}")
+        return self.driver_copy_rows(dst, src, rows, stream)
 
     cdef KernelHandle new_kernel(self, str module, str name):
         cdef KernelHandle handle = KernelHandle.__new__(KernelHandle)

@@ -4,19 +4,50 @@
 import _thread
 from pathlib import Path
 
+cimport cython
+
+from cpython.exc cimport PyErr_CheckSignals
 from cuda.bindings cimport cydriver as cu
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
+from posix.unistd cimport usleep
 
-from metrale.errors import CudaError, MetraleError, refuse
+from metrale.errors import CaptureError, CudaError, LaunchError, MetraleError, refuse
 from metrale.gpu import cubin, signatures, sources
 
+from metrale.gpu.atomic cimport atomic_add
 from metrale.gpu.backend cimport GpuBackend
-from metrale.gpu.driver cimport COPY_D2H, COPY_H2D, CopyKind, Launch
+from metrale.gpu.core cimport POLL_US
+from metrale.gpu.driver cimport (
+    CAPTURE_INVALIDATED, CAPTURE_NONE, COPY_D2H, COPY_H2D, LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS,
+    CaptureStatus, CopyKind, Launch, Rows,
+)
 from metrale.gpu.interop cimport as_handle
 from metrale.gpu.kernel cimport KIND_ANY, MAX_PARAMS, KernelHandle, param_code
 
+cdef extern from *:
+    """
+    #include <chrono>
+    static inline long long metrale_now_ns() {
+        return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    }
+    """
+    long long now_ns "metrale_now_ns"() noexcept nogil
+
+cdef extern from "sched.h" nogil:
+    int sched_yield()
+
 cdef enum:
     DEFAULT_SHARED = 48 * 1024     # shared bytes a block may have without opting in
+    PORTABLE_CLUSTER = 8           # blocks of a cluster that every device with clusters takes
+    MAX_ATTRIBUTES = 3             # of a launch: one a flag
+    SPIN_NS = 20_000_000           # a wait that is longer than this can spare the time of a sleep
+    SIGNALS_NS = 50_000_000        # between looks for Ctrl-C, which take the GIL from others
+
+_CAPTURE_ERRORS = {
+    cu.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: "a stream that joined it was not joined back, ",
+    cu.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: "a call that cannot be captured ended it, ",
+}
 
 
 cdef class CudaBackend(GpuBackend):
@@ -103,33 +134,54 @@ cdef class CudaBackend(GpuBackend):
         check(cu.cuDeviceGetAttribute(&value, which, self.device), "cuDeviceGetAttribute")
         return value
 
-    cdef int enter(self) except -1:
-        """Before a driver call: make the context current. What it returns goes to leave(), without fail.
-
-        Where none is current this one stays so, as after a call of the CUDA runtime; another comes back with leave().
-        """
+    @cython.final
+    cdef int enter(self) except -1 nogil:
+        """Before a driver call: make the context current. What it returns goes to leave(), without fail."""
         cdef cu.CUcontext current = NULL
-        cdef cu.CUresult result
-        self.in_flight += 1
+        atomic_add(&self.in_flight, 1)
         cu.cuCtxGetCurrent(&current)
-        if current == self.context:
+        if current == self.context and not self.closed:
             return 0
-        if current == NULL:
-            result = cu.cuCtxSetCurrent(self.context)
-            self.made_current.add(_thread.get_ident())
-        else:
-            result = cu.cuCtxPushCurrent(self.context)
-        if result != cu.CUDA_SUCCESS:
-            self.in_flight -= 1
-            check(result, "making the context current")
-        return current != NULL
+        with gil:
+            return self.enter_slowly(current)
 
-    cdef void leave(self, int pushed) noexcept:
+    cdef int enter_slowly(self, cu.CUcontext current) except -1:
+        """Where no context is current this one stays so, as after a call of the CUDA runtime; another comes back with
+        leave()."""
+        cdef cu.CUresult result = cu.CUDA_SUCCESS
+        cdef bint pushed = current != self.context and current != NULL
+        try:
+            self.check_still_open()
+            if pushed:
+                result = cu.cuCtxPushCurrent(self.context)
+            elif current == NULL:
+                result = cu.cuCtxSetCurrent(self.context)
+                self.made_current.add(_thread.get_ident())
+            check(result, "making the context current")
+        except BaseException:
+            atomic_add(&self.in_flight, -1)
+            raise
+        return pushed
+
+    @cython.final
+    cdef void leave(self, int pushed) noexcept nogil:
         """After a driver call: the context that was current is so again."""
         cdef cu.CUcontext popped = NULL
         if pushed:
             cu.cuCtxPopCurrent(&popped)
-        self.in_flight -= 1
+        atomic_add(&self.in_flight, -1)
+
+    cdef int enter_freely(self, cu.CUstreamCaptureMode* mode) except -1:
+        """``enter`` for a call that may wait for the device, such as an allocation: in a thread that captures, the
+        driver would end the capture, though none of these touches what is captured."""
+        cdef int pushed = self.enter()
+        mode[0] = cu.CU_STREAM_CAPTURE_MODE_RELAXED
+        cu.cuThreadExchangeStreamCaptureMode(mode)
+        return pushed
+
+    cdef void leave_freely(self, int pushed, cu.CUstreamCaptureMode* mode) noexcept:
+        cu.cuThreadExchangeStreamCaptureMode(mode)
+        self.leave(pushed)
 
     # modules and kernels
 
@@ -146,10 +198,11 @@ cdef class CudaBackend(GpuBackend):
             image = cubin.cubin(path, self.arch)
             declared = signatures.parse(path.read_text(errors="replace"), strict=False)
         cdef const char* data = image
-        cdef int pushed = self.enter()
+        cdef cu.CUstreamCaptureMode mode
+        cdef int pushed = self.enter_freely(&mode)
         with nogil:
             result = cu.cuModuleLoadData(&handle, data)
-        self.leave(pushed)
+        self.leave_freely(pushed, &mode)
         check(result, f"loading kernel module {path.stem}")
         self.modules[path.stem] = (<uintptr_t>handle, declared)
         return 0
@@ -196,25 +249,152 @@ cdef class CudaBackend(GpuBackend):
             kernel.set_params(by_size(codes), codes)
         return kernel
 
-    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
+    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
         cdef cu.CUresult result = cu.CUDA_SUCCESS
         cdef int pushed = self.enter()
         if l.shared_bytes > kernel.shared_opted:
-            result = cu.cuFuncSetAttribute(<cu.CUfunction>kernel.function,
-                                           cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                           <int>kernel.max_shared)
-            if result == cu.CUDA_SUCCESS:
-                kernel.shared_opted = kernel.max_shared
+            result = opt_in(kernel)
         if result == cu.CUDA_SUCCESS:
-            with nogil:
+            if l.flags == 0:
                 result = cu.cuLaunchKernel(
                     <cu.CUfunction>kernel.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2],
                     <unsigned int>l.shared_bytes, <cu.CUstream>stream, l.args, NULL)
+            else:
+                result = launch_special(kernel, l, stream)
         self.leave(pushed)
         if result != cu.CUDA_SUCCESS:
-            check(result, f"launching {kernel.module}.{kernel.name} with grid {tuple(l.grid)}, "
-                          f"block {tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
+            with gil:
+                check(result, f"launching {kernel.module}.{kernel.name} with grid {tuple(l.grid)}, "
+                              f"block {tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
         return 0
+
+    cdef int driver_check_special(self, KernelHandle kernel, Launch* l) except -1:
+        cdef cu.CUlaunchAttribute attributes[MAX_ATTRIBUTES]
+        cdef cu.CUlaunchConfig config
+        cdef cu.CUfunction function = <cu.CUfunction>kernel.function
+        cdef cu.CUresult result = cu.CUDA_SUCCESS
+        cdef int pushed, at_once = 0, largest = 0
+        cdef uint64_t blocks = <uint64_t>l.grid[0] * l.grid[1] * l.grid[2]
+        cdef uint64_t cluster = <uint64_t>l.cluster[0] * l.cluster[1] * l.cluster[2] if l.flags & LAUNCH_CLUSTER else 1
+        where = f"{kernel.module}.{kernel.name}"
+        for flag, what in ((LAUNCH_CLUSTER, "cluster"), (LAUNCH_OVERLAP_PREVIOUS, "overlap_previous")):
+            if l.flags & flag and self.compute_capability < (9, 0):
+                raise LaunchError(f"{where}: {what}: needs compute capability 9.0, and {self.name} has "
+                                  f"{'.'.join(map(str, self.compute_capability))}")
+        fill_config(kernel, l, NULL, &config, attributes)
+        pushed = self.enter()
+        if l.shared_bytes > kernel.shared_opted:
+            result = opt_in(kernel)
+        if result == cu.CUDA_SUCCESS and cluster > PORTABLE_CLUSTER:
+            result = cu.cuFuncSetAttribute(function, cu.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        if result == cu.CUDA_SUCCESS and l.flags & LAUNCH_CLUSTER:
+            result = cu.cuOccupancyMaxPotentialClusterSize(&largest, function, &config)
+        if result == cu.CUDA_SUCCESS and l.flags & LAUNCH_COOPERATIVE and cluster <= <uint64_t>max(largest, 1):
+            if l.flags & LAUNCH_CLUSTER:
+                result = cu.cuOccupancyMaxActiveClusters(&at_once, function, &config)
+                at_once *= <int>cluster
+            else:
+                result = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &at_once, function, <int>(l.block[0] * l.block[1] * l.block[2]), l.shared_bytes)
+                at_once *= self.sm_count
+        self.leave(pushed)
+        check(result, f"asking what {where} can be launched with")
+        if l.flags & LAUNCH_CLUSTER and cluster > <uint64_t>largest:
+            raise LaunchError(f"{where}: cluster: got {tuple(l.cluster)}, allowed: 1 to {largest} blocks with this "
+                              "block and shared memory")
+        if l.flags & LAUNCH_COOPERATIVE and blocks > <uint64_t>at_once:
+            raise LaunchError(f"{where}: grid: got {tuple(l.grid)}, allowed: {at_once} blocks in a cooperative "
+                              "launch with this block and shared memory, all at once on the device")
+        return 0
+
+    # graphs
+
+    cdef int driver_begin_capture(self, uint64_t stream) except -1:
+        cdef int pushed = self.enter()
+        cdef cu.CUresult result = cu.cuStreamBeginCapture(<cu.CUstream>stream, cu.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        self.leave(pushed)
+        return check(result, "cuStreamBeginCapture")
+
+    cdef CaptureStatus driver_capture_status(self, uint64_t stream, uint64_t* id,
+                                             uint64_t* node) except? CAPTURE_INVALIDATED:
+        cdef cu.CUstreamCaptureStatus status = cu.CU_STREAM_CAPTURE_STATUS_NONE
+        cdef cu.cuuint64_t capture = 0
+        cdef cu.CUgraph graph = NULL
+        cdef const cu.CUgraphNode* nodes = NULL
+        cdef const cu.CUgraphEdgeData* edges = NULL
+        cdef size_t count = 0
+        cdef int pushed = self.enter()
+        cdef cu.CUresult result
+        if id == NULL and node == NULL:
+            result = cu.cuStreamIsCapturing(<cu.CUstream>stream, &status)
+        else:
+            result = cu.cuStreamGetCaptureInfo(<cu.CUstream>stream, &status, &capture, &graph, &nodes, &edges, &count)
+        self.leave(pushed)
+        if result == cu.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:      # the legacy stream, while another one is captured
+            return CAPTURE_NONE
+        check(result, "asking whether a stream is being captured")
+        if id != NULL:
+            id[0] = capture
+        if node != NULL:
+            node[0] = <uint64_t>nodes[0] if count == 1 else 0
+        return <CaptureStatus><int>status
+
+    cdef uint64_t driver_end_capture(self, uint64_t stream) except 0:
+        cdef cu.CUgraph graph = NULL
+        cdef const char* name = NULL
+        cdef int pushed = self.enter()
+        cdef cu.CUresult result = cu.cuStreamEndCapture(<cu.CUstream>stream, &graph)
+        self.leave(pushed)
+        if result != cu.CUDA_SUCCESS or graph == NULL:
+            cu.cuGetErrorName(result, &name)
+            raise CaptureError(f"the capture of the stream {stream:#x} made no graph: {_CAPTURE_ERRORS.get(result, '')}"
+                               f"{name.decode() if name != NULL else 'unknown error'} ({<int>result})")
+        return <uint64_t>graph
+
+    cdef uint64_t driver_instantiate(self, uint64_t graph) except 0:
+        cdef cu.CUgraphExec executable = NULL
+        cdef cu.CUresult result
+        cdef cu.CUstreamCaptureMode mode
+        cdef int pushed = self.enter_freely(&mode)
+        with nogil:
+            result = cu.cuGraphInstantiate(&executable, <cu.CUgraph>graph, 0)
+        self.leave_freely(pushed, &mode)
+        check(result, "cuGraphInstantiate")
+        return <uint64_t>executable
+
+    cdef int driver_destroy_graph(self, uint64_t graph, uint64_t executable) except -1:
+        cdef cu.CUresult result = cu.CUDA_SUCCESS, second = cu.CUDA_SUCCESS
+        cdef cu.CUstreamCaptureMode mode
+        cdef int pushed = self.enter_freely(&mode)
+        if executable != 0:
+            result = cu.cuGraphExecDestroy(<cu.CUgraphExec>executable)
+        if graph != 0:
+            second = cu.cuGraphDestroy(<cu.CUgraph>graph)
+        self.leave_freely(pushed, &mode)
+        check(result, "cuGraphExecDestroy")
+        return check(second, "cuGraphDestroy")
+
+    cdef int driver_launch_graph(self, uint64_t executable, uint64_t stream) except -1:
+        cdef cu.CUresult result
+        cdef int pushed = self.enter()
+        with nogil:
+            result = cu.cuGraphLaunch(<cu.CUgraphExec>executable, <cu.CUstream>stream)
+        self.leave(pushed)
+        return 0 if result == cu.CUDA_SUCCESS else check(result, f"launching the graph {executable:#x}")
+
+    cdef int driver_update_node(self, uint64_t executable, uint64_t node, KernelHandle kernel, Launch* l) except -1:
+        cdef cu.CUDA_KERNEL_NODE_PARAMS params
+        memset(&params, 0, sizeof(params))
+        params.func = <cu.CUfunction>kernel.function
+        params.gridDimX, params.gridDimY, params.gridDimZ = l.grid[0], l.grid[1], l.grid[2]
+        params.blockDimX, params.blockDimY, params.blockDimZ = l.block[0], l.block[1], l.block[2]
+        params.sharedMemBytes = <unsigned int>l.shared_bytes
+        params.kernelParams = l.args
+        cdef int pushed = self.enter()
+        cdef cu.CUresult result = cu.cuGraphExecKernelNodeSetParams(
+            <cu.CUgraphExec>executable, <cu.CUgraphNode>node, &params)
+        self.leave(pushed)
+        return check(result, f"updating {kernel.module}.{kernel.name} in the graph {executable:#x}")
 
     # memory
 
@@ -222,7 +402,8 @@ cdef class CudaBackend(GpuBackend):
         cdef cu.CUdeviceptr ptr = 0
         cdef void* host = NULL
         cdef cu.CUresult result
-        cdef bint pinned = kind == "pinned", managed = kind == "managed", pushed = self.enter()
+        cdef cu.CUstreamCaptureMode mode
+        cdef bint pinned = kind == "pinned", managed = kind == "managed", pushed = self.enter_freely(&mode)
         with nogil:
             if pinned:
                 result = cu.cuMemAllocHost(&host, nbytes)
@@ -231,7 +412,7 @@ cdef class CudaBackend(GpuBackend):
                 result = cu.cuMemAllocManaged(&ptr, nbytes, cu.CU_MEM_ATTACH_GLOBAL)
             else:
                 result = cu.cuMemAlloc(&ptr, nbytes)
-        self.leave(pushed)
+        self.leave_freely(pushed, &mode)
         if result == cu.CUDA_ERROR_OUT_OF_MEMORY:
             return 0
         if result != cu.CUDA_SUCCESS:
@@ -240,10 +421,11 @@ cdef class CudaBackend(GpuBackend):
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
         cdef cu.CUresult result
-        cdef bint pinned = kind == "pinned", pushed = self.enter()
+        cdef cu.CUstreamCaptureMode mode
+        cdef bint pinned = kind == "pinned", pushed = self.enter_freely(&mode)
         with nogil:
             result = cu.cuMemFreeHost(<void*>ptr) if pinned else cu.cuMemFree(<cu.CUdeviceptr>ptr)
-        self.leave(pushed)
+        self.leave_freely(pushed, &mode)
         return 0 if result == cu.CUDA_SUCCESS else check(result, f"freeing {kind} memory at {ptr:#x}")
 
     cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
@@ -294,6 +476,32 @@ cdef class CudaBackend(GpuBackend):
         self.leave(pushed)
         return 0 if result == cu.CUDA_SUCCESS else check(result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
 
+    cdef int driver_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1:
+        cdef cu.CUresult result
+        cdef cu.CUDA_MEMCPY2D copy
+        memset(&copy, 0, sizeof(copy))
+        copy.srcMemoryType = copy.dstMemoryType = cu.CU_MEMORYTYPE_DEVICE
+        copy.srcDevice, copy.dstDevice = <cu.CUdeviceptr>src, <cu.CUdeviceptr>dst
+        copy.srcPitch, copy.dstPitch = rows.src_pitch, rows.dst_pitch
+        copy.WidthInBytes, copy.Height = rows.width, rows.height
+        cdef int pushed = self.enter()
+        with nogil:
+            result = cu.cuMemcpy2DAsync(&copy, <cu.CUstream>stream)
+        self.leave(pushed)
+        return 0 if result == cu.CUDA_SUCCESS else check(
+            result, f"copying {rows.height} rows of {rows.width} bytes from {src:#x} to {dst:#x}")
+
+    cdef bint driver_is_pageable(self, uint64_t host) except -1:
+        cdef unsigned int kind = 0
+        cdef int pushed = self.enter()
+        cdef cu.CUresult result = cu.cuPointerGetAttribute(
+            &kind, cu.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, <cu.CUdeviceptr>host)
+        self.leave(pushed)
+        if result == cu.CUDA_ERROR_INVALID_VALUE:      # no memory of the driver's
+            return True
+        check(result, "cuPointerGetAttribute")
+        return False
+
     # streams and events
 
     cdef uint64_t driver_create_stream(self) except 0:
@@ -311,12 +519,34 @@ cdef class CudaBackend(GpuBackend):
         return check(result, "cuStreamDestroy")
 
     cdef int driver_synchronize(self, uint64_t stream) except -1:
+        return self.wait(stream, False, "cuStreamSynchronize (an earlier launch may have failed)")
+
+    cdef int wait(self, uint64_t handle, bint is_event, str what) except -1:
+        """Wait for a stream or an event, and look for Ctrl-C meanwhile, which the driver's own waits do not let in."""
         cdef cu.CUresult result
-        cdef int pushed = self.enter()
-        with nogil:
-            result = cu.cuStreamSynchronize(<cu.CUstream>stream)
-        self.leave(pushed)
-        return check(result, "cuStreamSynchronize (an earlier launch may have failed)")
+        cdef cu.CUstreamCaptureMode mode
+        cdef long long start = 0, waited = 0, looked = 0
+        cdef int pushed = self.enter_freely(&mode)
+        try:
+            with nogil:
+                while True:
+                    result = cu.cuEventQuery(<cu.CUevent>handle) if is_event else cu.cuStreamQuery(<cu.CUstream>handle)
+                    if result != cu.CUDA_ERROR_NOT_READY:
+                        break
+                    if start == 0:
+                        start = now_ns()
+                    waited = now_ns() - start
+                    if waited < SPIN_NS:
+                        sched_yield()
+                    else:
+                        usleep(POLL_US)
+                    if waited - looked > SIGNALS_NS:
+                        looked = waited
+                        with gil:
+                            PyErr_CheckSignals()
+        finally:
+            self.leave_freely(pushed, &mode)
+        return 0 if result == cu.CUDA_SUCCESS else check(result, what)
 
     cdef uint64_t driver_create_event(self, bint timing) except 0:
         cdef cu.CUevent event = NULL
@@ -346,21 +576,17 @@ cdef class CudaBackend(GpuBackend):
         return check(result, "cuStreamWaitEvent")
 
     cdef int driver_event_query(self, uint64_t event) except -1:
-        cdef int pushed = self.enter()
+        cdef cu.CUstreamCaptureMode mode
+        cdef int pushed = self.enter_freely(&mode)
         cdef cu.CUresult result = cu.cuEventQuery(<cu.CUevent>event)
-        self.leave(pushed)
+        self.leave_freely(pushed, &mode)
         if result == cu.CUDA_ERROR_NOT_READY:
             return 0
         check(result, "cuEventQuery")
         return 1
 
     cdef int driver_event_synchronize(self, uint64_t event) except -1:
-        cdef cu.CUresult result
-        cdef int pushed = self.enter()
-        with nogil:
-            result = cu.cuEventSynchronize(<cu.CUevent>event)
-        self.leave(pushed)
-        return check(result, "cuEventSynchronize")
+        return self.wait(event, True, "cuEventSynchronize")
 
     cdef double driver_event_elapsed_ms(self, uint64_t start, uint64_t end) except? -1:
         cdef float ms = 0
@@ -393,6 +619,48 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuDevicePrimaryCtxRelease(self.device)
         return check(result, "cuDevicePrimaryCtxRelease")
+
+
+cdef cu.CUresult opt_in(KernelHandle kernel) noexcept nogil:
+    """Let the kernel have all the dynamic shared memory that the device gives a block."""
+    cdef cu.CUresult result = cu.cuFuncSetAttribute(
+        <cu.CUfunction>kernel.function, cu.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, <int>kernel.max_shared)
+    if result == cu.CUDA_SUCCESS:
+        kernel.shared_opted = kernel.max_shared
+    return result
+
+
+cdef void fill_config(KernelHandle kernel, Launch* l, cu.CUstream stream, cu.CUlaunchConfig* config,
+                      cu.CUlaunchAttribute* attributes) noexcept nogil:
+    """``config``, with its attributes in ``attributes``, for a launch with flags."""
+    cdef unsigned int n = 0
+    config.gridDimX, config.gridDimY, config.gridDimZ = l.grid[0], l.grid[1], l.grid[2]
+    config.blockDimX, config.blockDimY, config.blockDimZ = l.block[0], l.block[1], l.block[2]
+    config.sharedMemBytes = <unsigned int>l.shared_bytes
+    config.hStream = stream
+    config.attrs = attributes
+    if l.flags & LAUNCH_CLUSTER:
+        attributes[n].id = cu.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attributes[n].value.clusterDim.x = l.cluster[0]
+        attributes[n].value.clusterDim.y = l.cluster[1]
+        attributes[n].value.clusterDim.z = l.cluster[2]
+        n += 1
+    if l.flags & LAUNCH_COOPERATIVE:
+        attributes[n].id = cu.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attributes[n].value.cooperative = 1
+        n += 1
+    if l.flags & LAUNCH_OVERLAP_PREVIOUS:
+        attributes[n].id = cu.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attributes[n].value.programmaticStreamSerializationAllowed = 1
+        n += 1
+    config.numAttrs = n
+
+
+cdef cu.CUresult launch_special(KernelHandle kernel, Launch* l, uint64_t stream) noexcept nogil:
+    cdef cu.CUlaunchAttribute attributes[MAX_ATTRIBUTES]
+    cdef cu.CUlaunchConfig config
+    fill_config(kernel, l, <cu.CUstream>stream, &config, attributes)
+    return cu.cuLaunchKernelEx(&config, <cu.CUfunction>kernel.function, l.args, NULL)
 
 
 cdef tuple by_size(list codes):

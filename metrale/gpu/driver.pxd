@@ -6,6 +6,8 @@ from metrale.gpu.kernel cimport MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle
 cdef struct Launch:
     uint32_t grid[3]
     uint32_t block[3]
+    uint32_t cluster[3]                    # blocks of a cluster, with LAUNCH_CLUSTER
+    uint32_t flags                         # LAUNCH_*; 0 is a plain launch
     size_t shared_bytes
     uint32_t n                             # arguments
     uint32_t used                          # bytes of data
@@ -13,6 +15,22 @@ cdef struct Launch:
     uint32_t codes[MAX_PARAMS]             # kind << 16 | size, compared with the kernel's
     void* args[MAX_PARAMS]                 # into data: a Launch must not be copied by value
     unsigned char data[MAX_PARAM_BYTES]
+
+cdef enum LaunchFlag:
+    LAUNCH_CLUSTER = 1
+    LAUNCH_COOPERATIVE = 2
+    LAUNCH_OVERLAP_PREVIOUS = 4
+
+cdef enum CaptureStatus:
+    CAPTURE_NONE = 0
+    CAPTURE_ACTIVE = 1
+    CAPTURE_INVALIDATED = 2        # a call that cannot be captured ended it; it still has to be taken off the stream
+
+cdef struct Rows:                          # of a 2-D copy
+    size_t width                           # bytes copied of each
+    size_t height                          # their number
+    size_t src_pitch                       # bytes from one to the next
+    size_t dst_pitch
 
 cdef enum CopyKind:
     COPY_H2D = 1
@@ -28,6 +46,8 @@ cdef class Driver:
     cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1
     cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
                          uint64_t stream) except -1
+    cdef int driver_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1
+    cdef bint driver_is_pageable(self, uint64_t host) except -1
     cdef uint64_t driver_create_stream(self) except 0
     cdef int driver_destroy_stream(self, uint64_t stream) except -1
     cdef int driver_synchronize(self, uint64_t stream) except -1
@@ -39,5 +59,14 @@ cdef class Driver:
     cdef int driver_event_synchronize(self, uint64_t event) except -1
     cdef double driver_event_elapsed_ms(self, uint64_t start, uint64_t end) except? -1
     cdef KernelHandle driver_kernel(self, str module, str name)
-    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1
+    cdef int driver_check_special(self, KernelHandle kernel, Launch* l) except -1
+    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil
+    cdef int driver_begin_capture(self, uint64_t stream) except -1
+    cdef CaptureStatus driver_capture_status(self, uint64_t stream, uint64_t* id,
+                                             uint64_t* node) except? CAPTURE_INVALIDATED
+    cdef uint64_t driver_end_capture(self, uint64_t stream) except 0
+    cdef uint64_t driver_instantiate(self, uint64_t graph) except 0
+    cdef int driver_destroy_graph(self, uint64_t graph, uint64_t executable) except -1
+    cdef int driver_launch_graph(self, uint64_t executable, uint64_t stream) except -1
+    cdef int driver_update_node(self, uint64_t executable, uint64_t node, KernelHandle kernel, Launch* l) except -1
     cdef int driver_close(self) except -1

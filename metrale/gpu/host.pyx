@@ -16,9 +16,12 @@ from libc.string cimport memcpy, memset
 from metrale.errors import LaunchError, MetraleError, refuse
 from metrale.gpu import hostlib, sources
 
+from metrale.gpu.atomic cimport atomic_add
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.core cimport POLL_US
-from metrale.gpu.driver cimport CopyKind, Launch
+from metrale.gpu.driver cimport (
+    CAPTURE_INVALIDATED, CAPTURE_NONE, LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, CaptureStatus, CopyKind, Launch, Rows,
+)
 from metrale.gpu.interop cimport as_integer
 from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
 
@@ -155,13 +158,13 @@ cdef class HostBackend(GpuBackend):
 
     cdef int begin(self) noexcept:
         """Around work without the GIL: what begin() returns goes to end()."""
-        self.in_flight += 1
+        atomic_add(&self.in_flight, 1)
         self.running[self.phase] += 1
         return self.phase
 
     cdef void end(self, int phase) noexcept:
         self.running[phase] -= 1
-        self.in_flight -= 1
+        atomic_add(&self.in_flight, -1)
 
     cdef int wait_for_running(self) except -1:
         """Wait for the work of other threads that has begun, as a GPU's driver does before it frees memory."""
@@ -283,24 +286,55 @@ cdef class HostBackend(GpuBackend):
         handle.set_params(declared, codes)
         return handle
 
-    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
+    cdef int driver_check_special(self, KernelHandle kernel, Launch* l) except -1:
+        """Blocks run one after another: none waits for another, in a cluster or a cooperative grid."""
+        where = f"{kernel.module}.{kernel.name}"
+        if l.flags & LAUNCH_CLUSTER and tuple(l.cluster) != (1, 1, 1):
+            raise LaunchError(f"{where}: cluster: got {tuple(l.cluster)}, allowed: (1, 1, 1) on the host")
+        if l.flags & LAUNCH_COOPERATIVE and tuple(l.grid) != (1, 1, 1):
+            raise LaunchError(f"{where}: grid: got {tuple(l.grid)}, allowed: (1, 1, 1) in a cooperative launch on the "
+                              "host")
+        return 0
+
+    cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
         cdef metrale_host_config config
         cdef char message[MESSAGE_BYTES]
         cdef int failed, phase
-        self.check_stream(stream)
         config.grid[0], config.grid[1], config.grid[2] = l.grid[0], l.grid[1], l.grid[2]
         config.block[0], config.block[1], config.block[2] = l.block[0], l.block[1], l.block[2]
         config.shared_bytes = l.shared_bytes
         config.order, config.seed = self.order_code, self.seed
         config.strict, config.workers = self.strict, self.workers
-        phase = self.begin()
-        with nogil:
-            failed = (<launch_fn>kernel.launcher)(
-                <const metrale_host_kernel*>kernel.function, &config, l.args, message, MESSAGE_BYTES)
-        self.end(phase)
-        if failed:
-            raise LaunchError((<bytes>message).decode(errors="replace"))
+        with gil:
+            self.check_open()
+            self.check_stream(stream)
+            phase = self.begin()
+        failed = (<launch_fn>kernel.launcher)(
+            <const metrale_host_kernel*>kernel.function, &config, l.args, message, MESSAGE_BYTES)
+        with gil:
+            self.end(phase)
+            if failed:
+                raise LaunchError((<bytes>message).decode(errors="replace"))
         return 0
+
+    cdef int driver_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1:
+        cdef size_t row
+        self.check_stream(stream)
+        cdef int phase = self.begin()
+        with nogil:
+            for row in range(rows.height):
+                memcpy(<void*>(dst + row * rows.dst_pitch), <const void*>(src + row * rows.src_pitch), rows.width)
+        self.end(phase)
+        return 0
+
+    cdef bint driver_is_pageable(self, uint64_t host) except -1:
+        return True
+
+    # graphs
+
+    cdef CaptureStatus driver_capture_status(self, uint64_t stream, uint64_t* id,
+                                             uint64_t* node) except? CAPTURE_INVALIDATED:
+        return CAPTURE_NONE
 
     cdef int driver_close(self) except -1:
         return 0

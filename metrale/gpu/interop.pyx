@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What the runtime takes for a device pointer, a stream, a size and host memory, and how it refuses all else."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.long cimport PyLong_CheckExact
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint64_t
@@ -72,3 +72,18 @@ cdef int host_buffer(object value, str name, bint writable, Py_buffer* view) exc
     except (BufferError, TypeError, ValueError):
         refuse(name, type(value), f"a contiguous{' and writable' if writable else ''} buffer")
     return 0
+
+
+cdef class HostView:
+    """The memory of a contiguous buffer, which stays where it is as long as this lives."""
+
+    def __dealloc__(self):
+        if self.filled:
+            PyBuffer_Release(&self.view)
+
+
+cdef HostView host_view(object value, str name, bint writable):
+    cdef HostView held = HostView.__new__(HostView)
+    host_buffer(value, name, writable, &held.view)
+    held.filled = True
+    return held

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # The C level of a launch: a Launch on the caller's stack, filled by the push functions, checked and started by
-# launch(). Nothing here touches the heap or the interpreter before the driver call.
+# launch(). Nothing here touches the heap before the driver call, nor the interpreter: with and without the GIL, it is
+# the same.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from metrale.gpu.backend cimport GpuBackend
-from metrale.gpu.driver cimport Launch
+from metrale.gpu.driver cimport LAUNCH_CLUSTER, Launch, LaunchFlag
 from metrale.gpu.kernel cimport (
     CODE_F32, CODE_F64, CODE_INT4, CODE_INT8, CODE_PTR, KIND_BYTES, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle,
     param_code,
@@ -19,7 +20,14 @@ cdef inline void launch_geometry(
     l.grid[0], l.grid[1], l.grid[2] = gx, gy, gz
     l.block[0], l.block[1], l.block[2] = bx, by, bz
     l.shared_bytes = shared_bytes
+    l.flags = 0
     l.n, l.used, l.overflow = 0, 0, 0
+
+
+cdef inline void launch_cluster(Launch* l, uint32_t x, uint32_t y, uint32_t z) noexcept nogil:
+    """Blocks of a cluster."""
+    l.cluster[0], l.cluster[1], l.cluster[2] = x, y, z
+    l.flags |= LAUNCH_CLUSTER
 
 
 cdef inline void push_bytes(Launch* l, const void* value, uint32_t size, uint32_t code) noexcept nogil:
@@ -63,19 +71,20 @@ cdef inline void push_f64(Launch* l, double value) noexcept nogil:
     push_bytes(l, &value, 8, CODE_F64)
 
 
-cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1
-cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1
+cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1 nogil
+cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil
 
 
 cdef class PreparedLaunch:
     cdef GpuBackend gpu
     cdef KernelHandle kernel
     cdef Launch packed
+    cdef uint64_t id              # by which a graph knows its nodes; never used again
 
     cdef int place_of(self, object which) except -1
     # Overwrite argument i with the bytes of its parameter; the caller knows their number and meaning.
     cdef void set_raw(self, uint32_t i, const void* value) noexcept
-    cdef int c_launch(self, uint64_t stream) except -1
+    cdef int c_launch(self, uint64_t stream) except -1 nogil
 
 
 cdef class KernelLaunch:
@@ -87,3 +96,4 @@ cdef class KernelLaunch:
 
     cdef int writing(self) except -1
     cdef int next_argument(self) except -1
+    cdef KernelLaunch set_flag(self, LaunchFlag flag, bint on)

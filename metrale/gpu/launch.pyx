@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy
 from metrale.errors import ArgumentError, LaunchError, refuse
 
 from metrale.gpu.backend cimport GpuBackend
-from metrale.gpu.driver cimport Launch
+from metrale.gpu.driver cimport LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS, Launch, LaunchFlag
 from metrale.gpu.interop cimport as_integer, as_ptr, host_buffer
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
@@ -29,6 +29,7 @@ _KIND_NAMES = {KIND_ANY: "any", KIND_PTR: "pointer", KIND_INT: "integer", KIND_F
 # A Launch is large, and a builder lives for one statement: those that are done with wait here for the next.
 cdef Launch* pool[POOL]
 cdef int pooled = 0
+cdef uint64_t prepared_count = 0
 
 
 cdef Launch* take_launch() except NULL:
@@ -110,6 +111,33 @@ cdef class KernelLaunch:
             self.packed.shared_bytes = as_integer(nbytes, "shared_mem", self.kernel.max_shared, allowed)
         except ArgumentError as error:
             raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
+        return self
+
+    def cluster(self, x, y=1, z=1):
+        """Blocks of a cluster in x, y, z; also one 3-sequence. The grid is a multiple of it. From compute capability
+        9.0."""
+        cdef uint32_t dims[3]
+        self.writing()
+        _set_dims(dims, "cluster", x, y, z)
+        launch_cluster(self.packed, dims[0], dims[1], dims[2])
+        return self
+
+    def cooperative(self, on=True):
+        """Launch all blocks at once or not at all, so that they may wait for each other."""
+        return self.set_flag(LAUNCH_COOPERATIVE, on)
+
+    def overlap_previous(self, on=True):
+        """Start while the kernel before it on the stream still runs (programmatic dependent launch): the kernel waits
+        for it itself, with ``cudaGridDependencySynchronize()``. From compute capability 9.0; on the host without
+        effect."""
+        return self.set_flag(LAUNCH_OVERLAP_PREVIOUS, on)
+
+    cdef KernelLaunch set_flag(self, LaunchFlag flag, bint on):
+        self.writing()
+        if on:
+            self.packed.flags |= flag
+        else:
+            self.packed.flags &= ~<uint32_t>flag
         return self
 
     def arg_ptr(self, value):
@@ -217,7 +245,8 @@ cdef class KernelLaunch:
         self.writing()
         self.launching = True
         try:
-            launch(self.gpu, self.kernel, self.packed, s)
+            with nogil:
+                launch(self.gpu, self.kernel, self.packed, s)
         finally:
             self.launching = False
             self.launched = True
@@ -228,6 +257,9 @@ cdef class KernelLaunch:
         check_fit(self.gpu, self.kernel, self.packed)
         cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch)
         cdef uint32_t i
+        global prepared_count
+        prepared_count += 1
+        prepared.id = prepared_count
         prepared.gpu, prepared.kernel = self.gpu, self.kernel
         memcpy(&prepared.packed, self.packed, sizeof(Launch))
         for i in range(self.packed.n):      # the pointers into its own data
@@ -292,7 +324,16 @@ cdef class PreparedLaunch:
 
     def launch(self, stream=None):
         """Start the kernel on ``stream`` (None: the default stream). Returns once the launch is queued."""
-        self.c_launch(self.gpu.as_stream(stream))
+        cdef uint64_t s = self.gpu.as_stream(stream)
+        with nogil:
+            self.c_launch(s)
+
+    def update(self, graph):
+        """Give every launch that this object has made in ``graph`` the present arguments, for the graph's next launch.
+
+        ``graph``: a handle of ``end_capture``. Refuses a graph in which this object has no launch.
+        """
+        self.gpu.update_nodes(graph, self.id, self.kernel, &self.packed)
 
     cdef int place_of(self, object which) except -1:
         cdef uint32_t i
@@ -308,9 +349,12 @@ cdef class PreparedLaunch:
     cdef void set_raw(self, uint32_t i, const void* value) noexcept:
         memcpy(self.packed.args[i], value, self.kernel.codes[i] & 0xFFFF)
 
-    cdef int c_launch(self, uint64_t stream) except -1:
-        self.gpu.check_open()
-        return self.gpu.driver_launch(self.kernel, &self.packed, stream)
+    cdef int c_launch(self, uint64_t stream) except -1 nogil:
+        start(self.gpu, self.kernel, &self.packed, stream)
+        if self.gpu.captures != 0:
+            with gil:
+                self.gpu.remember_node(self.id, stream)
+        return 0
 
     def __reduce__(self):
         raise TypeError("a PreparedLaunch belongs to its process and cannot be pickled")
@@ -342,7 +386,7 @@ cdef int _set_dims(uint32_t* dims, str what, x, y, z) except -1:
     return 0
 
 
-cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:
+cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1 nogil:
     """Raise the LaunchError for a launch that does not fit the kernel or the device."""
     cdef uint64_t threads = <uint64_t>l.block[0] * l.block[1] * l.block[2]
     cdef bint ok = (
@@ -354,21 +398,36 @@ cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:
         and l.grid[0] - 1 < gpu.max_grid[0] and l.grid[1] - 1 < gpu.max_grid[1] and l.grid[2] - 1 < gpu.max_grid[2]
         and l.shared_bytes <= kernel.max_shared
     )
-    return 0 if ok else explain(gpu, kernel, l)
+    if ok and l.flags == 0:
+        return 0
+    with gil:
+        if not ok:
+            explain(gpu, kernel, l)
+        check_cluster(kernel, l)
+        gpu.check_open()
+        gpu.driver_check_special(kernel, l)
+    return 0
 
 
-cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
+cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
     """Check ``l`` against the kernel and the device, and launch. Raises LaunchError before the driver call."""
     check_fit(gpu, kernel, l)
-    gpu.check_open()
+    return start(gpu, kernel, l, stream)
+
+
+cdef int start(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
+    """Launch what fits."""
+    if not gpu.is_usable():
+        with gil:
+            gpu.check_open()
     return gpu.driver_launch(kernel, l, stream)
 
 
-cdef inline bint code_fits(uint32_t got, uint32_t want) noexcept:
+cdef inline bint code_fits(uint32_t got, uint32_t want) noexcept nogil:
     return got == want or (want >> 16 == KIND_ANY and got & 0xFFFF == want & 0xFFFF)
 
 
-cdef bint codes_fit(const Launch* l, KernelHandle kernel) noexcept:
+cdef bint codes_fit(Launch* l, KernelHandle kernel) noexcept nogil:
     """Whether each argument has its parameter's code, or the size of one that is known by its size alone."""
     cdef uint32_t i, got, want
     for i in range(l.n):
@@ -376,6 +435,18 @@ cdef bint codes_fit(const Launch* l, KernelHandle kernel) noexcept:
         if not code_fits(got, want):
             return False
     return True
+
+
+cdef int check_cluster(KernelHandle kernel, Launch* l) except -1:
+    """Clusters tile the grid."""
+    cdef int i
+    if not l.flags & LAUNCH_CLUSTER:
+        return 0
+    for i in range(3):
+        if l.cluster[i] == 0 or l.grid[i] % l.cluster[i] != 0:
+            raise LaunchError(f"{kernel.module}.{kernel.name}: cluster: got {tuple(l.cluster)}, allowed: 1 or more "
+                              f"that divide the grid, {tuple(l.grid)}")
+    return 0
 
 
 cdef int explain(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1:

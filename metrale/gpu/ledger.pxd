@@ -22,6 +22,7 @@ cdef class Ledger:
     cdef object _freed                        # the last ones, for messages
     cdef dict live_streams                    # handle -> "file:line"
     cdef dict live_events
+    cdef dict live_graphs
     cdef readonly size_t live_bytes           # device and managed; pinned is host memory
     cdef readonly size_t peak_bytes
     cdef readonly size_t pinned_bytes

@@ -53,6 +53,7 @@ cdef class Ledger:
         self._freed = deque(maxlen=_KEEP_FREED)
         self.live_streams = {}
         self.live_events = {}
+        self.live_graphs = {}
 
     cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag, str owner):
         cdef Allocation a = Allocation.__new__(Allocation)
@@ -117,7 +118,8 @@ cdef class Ledger:
             sizes = f"{len(self._live)} allocations, {self.live_bytes + self.pinned_bytes:,} bytes"
             names = [f"{a.tag or a.nbytes} ({a.site})" for a in self.largest(5)]
             parts.append(f"{sizes}: {', '.join(names)}{', ...' if len(self._live) > 5 else ''}")
-        for what, handles in (("streams", self.live_streams), ("events", self.live_events)):
+        for what, handles in (("streams", self.live_streams), ("events", self.live_events),
+                              ("graphs", self.live_graphs)):
             if handles:
                 parts.append(f"{len(handles)} {what} ({', '.join(sorted(set(handles.values()))[:5])})")
         return f"never freed: {'; '.join(parts)}" if parts else None
@@ -132,12 +134,17 @@ cdef class Ledger:
         """``{handle: "file:line"}`` of the live events."""
         return dict(self.live_events)
 
+    @property
+    def graphs(self):
+        """``{handle: "file:line"}`` of the live graphs."""
+        return dict(self.live_graphs)
+
     def snapshot(self):
-        """Everything as plain values: totals, and one entry a live allocation, stream and event."""
+        """Everything as plain values: totals, and one entry a live allocation, stream, event and graph."""
         return {
             "live_bytes": self.live_bytes, "pinned_bytes": self.pinned_bytes, "peak_bytes": self.peak_bytes,
             "live_allocs": len(self._live), "allocations": [a.as_dict() for a in self._live.values()],
-            "streams": self.streams, "events": self.events,
+            "streams": self.streams, "events": self.events, "graphs": self.graphs,
         }
 
     def report(self):

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Graphs: work captured from streams, and launched again as a whole."""
+
+import _thread
+
+from libc.stdint cimport uint64_t
+
+from metrale.errors import CaptureError, MetraleError, refuse
+
+from metrale.gpu.core cimport Core
+from metrale.gpu.driver cimport CAPTURE_NONE, Launch
+from metrale.gpu.interop cimport as_handle
+from metrale.gpu.kernel cimport KernelHandle
+from metrale.gpu.ledger cimport call_site_text
+
+
+cdef class CapturedWork:
+    """What is known of a capture, and of the graph that it gives."""
+
+    def __cinit__(self):
+        self.nodes = {}
+        self.held = []
+        self.launching = _thread.allocate_lock()
+        self.thread = _thread.get_ident()
+
+
+cdef class Graphs(Core):
+    """The part of ``GpuBackend`` that captures streams into graphs."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.begun = {}
+        self.graphs = {}
+        self.captured_events = set()
+
+    def begin_capture(self, stream=None):
+        """Queue nothing on ``stream`` from now on, and remember what would have been, for ``end_capture``.
+
+        Other streams join with ``stream_wait_event`` on an event recorded in the capture, and are joined back the
+        same way before it ends. Launches, ``_async`` copies and ``memset_async`` are captured; calls that wait for a
+        captured stream are refused. Only the thread that began a capture ends it. Refuses the legacy stream.
+        """
+        cdef uint64_t s = self.as_stream(stream)
+        cdef CapturedWork work = CapturedWork()
+        if s == 0:
+            refuse("stream", stream, "a stream other than the legacy stream, which cannot be captured")
+        self.check_waitable(s, "begin_capture")
+        self.driver_begin_capture(s)
+        self.begun[s] = work
+        self.captures += 1
+        self.driver_capture_status(s, &work.capture, NULL)
+
+    def end_capture(self, stream=None):
+        """End the capture that began on ``stream``, and return its graph, ready for ``launch_graph``: an integer.
+
+        ``CaptureError`` if the captured work does not make a graph, such as where a stream has not been joined back;
+        the streams can then be used as before.
+        """
+        cdef uint64_t s = self.as_stream(stream), graph, executable
+        cdef CapturedWork work = self.ending(s, "end_capture")
+        graph = self.driver_end_capture(s)
+        try:
+            executable = self.driver_instantiate(graph)
+        except BaseException:
+            self.driver_destroy_graph(graph, 0)
+            raise
+        work.graph = graph
+        self.graphs[executable] = work
+        self.ledger.live_graphs[executable] = call_site_text()
+        return executable
+
+    def abort_capture_if_active(self, stream=None):
+        """End the capture that began on ``stream``, if there is one, and forget what it captured. Returns whether
+        there was one."""
+        cdef uint64_t s = self.as_stream(stream)
+        if self.driver_capture_status(s, NULL, NULL) == CAPTURE_NONE:
+            return False
+        self.ending(s, "abort_capture_if_active")
+        try:
+            self.driver_destroy_graph(self.driver_end_capture(s), 0)
+        except CaptureError:      # it had failed already, and is over
+            pass
+        return True
+
+    def stream_is_capturing(self, stream=None):
+        """Whether ``stream`` is being captured, by whomever; also where the capture has failed and has yet to end."""
+        return self.driver_capture_status(self.as_stream(stream), NULL, NULL) != CAPTURE_NONE
+
+    def launch_graph(self, graph, stream=None):
+        """Queue all work of ``graph`` on ``stream``. Memory that it uses must still be there."""
+        cdef uint64_t s = self.as_stream(stream)
+        cdef CapturedWork work = self.work_of(graph)
+        with work.launching:
+            self.driver_launch_graph(graph, s)
+        if work.held and self.driver_capture_status(s, NULL, NULL) == CAPTURE_NONE:
+            self.hold(work.held, s)
+
+    def destroy_graph(self, graph):
+        """Destroy a graph of ``end_capture``; launches of it that are queued still complete."""
+        cdef CapturedWork work = self.work_of(graph)
+        del self.graphs[graph]      # first, so that a second thread cannot destroy it too
+        site = self.ledger.live_graphs.pop(graph)
+        try:
+            with work.launching:
+                self.driver_destroy_graph(work.graph, graph)
+        except BaseException:
+            self.graphs[graph], self.ledger.live_graphs[graph] = work, site
+            raise
+
+    cdef int release_graphs(self, list errors) except -1:
+        cdef CapturedWork work
+        for stream in self.begun:
+            try:
+                self.driver_destroy_graph(self.driver_end_capture(stream), 0)
+            except CaptureError:
+                pass
+            except MetraleError as error:
+                errors.append(error)
+        for executable, work in self.graphs.items():
+            try:
+                self.driver_destroy_graph(work.graph, executable)
+            except MetraleError as error:
+                errors.append(error)
+        self.begun.clear()
+        self.captures = 0
+        self.graphs.clear()
+        self.ledger.live_graphs.clear()
+        return 0
+
+    cdef CapturedWork ending(self, uint64_t stream, str call):
+        """Take the capture that began on ``stream`` off the list, for the caller to end."""
+        cdef CapturedWork work = self.begun.get(stream)
+        if work is None:
+            raise CaptureError(f"{call}: no capture began on the stream {stream:#x}")
+        if work.thread != _thread.get_ident():
+            raise CaptureError(f"{call}: the capture of the stream {stream:#x} began in another thread, which ends it")
+        del self.begun[stream]
+        self.captures -= 1
+        return work
+
+    cdef CapturedWork work_of(self, object graph):
+        self.check_open()
+        cdef CapturedWork work = self.graphs.get(as_handle(graph, "graph"))
+        if work is None:
+            refuse("graph", graph, "a live graph of end_capture")
+        return work
+
+    cdef CapturedWork work_on(self, uint64_t stream, uint64_t* node):
+        """What ``stream`` is being captured into, and its last node; None if that began elsewhere, or not at all."""
+        cdef uint64_t capture = 0
+        cdef CapturedWork work
+        if self.captures > 0 and self.driver_capture_status(stream, &capture, node) != CAPTURE_NONE:
+            for work in self.begun.values():
+                if work.capture == capture:
+                    return work
+        return None
+
+    cdef int remember_node(self, uint64_t id, uint64_t stream) except -1:
+        """Put down the node that a PreparedLaunch has made, if it made one."""
+        cdef uint64_t node = 0
+        cdef CapturedWork work = self.work_on(stream, &node)
+        if work is not None and node != 0:
+            work.nodes.setdefault(id, []).append(node)
+        return 0
+
+    cdef int update_nodes(self, object graph, uint64_t id, KernelHandle kernel, Launch* l) except -1:
+        """Give the nodes of a PreparedLaunch the arguments of ``l``."""
+        cdef CapturedWork work = self.work_of(graph)
+        nodes = work.nodes.get(id)
+        if nodes is None:
+            refuse("graph", graph, f"a graph that holds a launch of this PreparedLaunch of {kernel.name}")
+        with work.launching:
+            for node in nodes:
+                self.driver_update_node(graph, node, kernel, l)
+        return 0
+
+    cdef int note_event(self, uint64_t event, uint64_t stream) except -1:
+        """An event has been recorded: in a capture it will not happen."""
+        if self.captures > 0 and self.driver_capture_status(stream, NULL, NULL) != CAPTURE_NONE:
+            self.captured_events.add(event)
+        else:
+            self.captured_events.discard(event)
+        return 0
+
+    cdef int check_event(self, uint64_t event, str call) except -1:
+        if event in self.captured_events:
+            raise CaptureError(f"{call}: the event {event:#x} was recorded in a capture, where it orders streams and "
+                               "never happens")
+        return 0
+
+    cdef int hold_host(self, object memory, uint64_t address, uint64_t stream) except -1:
+        """Keep the host memory of a copy that was queued until it is done, or as long as the graph that captured it."""
+        cdef CapturedWork work
+        if self.driver_capture_status(stream, NULL, NULL) == CAPTURE_NONE:
+            return 0 if self.driver_is_pageable(address) else self.hold(memory, stream)
+        work = self.work_on(stream, NULL)
+        if work is not None:
+            work.held.append(memory)
+        return 0
