@@ -4,8 +4,11 @@
 
     python tools/bench.py kernels    every kernel, and the MoE layer for one token, against the bytes they must move
     python tools/bench.py launch     a launch from Python, beside the C driver call and other packages
+    python tools/bench.py startup    import metrale, beside other packages, and a process's first kernel
 
-Both print a table; ``--json FILE`` also writes the results, and the table beside them as ``.md``.
+All print a table; ``--json FILE`` also writes the results, and the table beside them as ``.md``. ``launch`` draws a
+chart too; it and the table are also to be had from earlier results. What it needs is in ``metrale[bench]``, but
+for the other packages: one that is not there is left out, and said to be.
 """
 
 import argparse
@@ -22,31 +25,40 @@ from benchmarks.driver_calls import check
 from cuda.bindings import driver
 
 import metrale
-from benchmarks import kernels, launch
+from benchmarks import kernels, launch, startup
 
-BENCHMARKS = {"kernels": kernels, "launch": launch}
+BENCHMARKS: dict[str, Any] = {"kernels": kernels, "launch": launch, "startup": startup}
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    commit = _output("git", "rev-parse", "--short", "HEAD")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="launch only: an SVG file")
+    parser.add_argument(
+        "--from", type=Path, metavar="FILE", dest="earlier", help="show this JSON file, measure nothing"
+    )
+    commit = _output("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
     parser.add_argument("--commit", default=commit, metavar="HASH", help=f"of what is measured (default: {commit})")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     benchmark = BENCHMARKS[options.benchmark]
+    if options.chart and not hasattr(benchmark, "chart"):
+        parser.error(f"--chart: got {options.chart}, allowed: with launch only")
 
-    with metrale.open("cuda") as gpu:
-        # the calls to the driver here need a current context.
-        check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(gpu.ordinal))))
-        facts: dict[str, Any] = {
-            "gpu": gpu.name,
+    if options.earlier:
+        facts = json.loads(options.earlier.read_text())
+        if facts.get("benchmark") != options.benchmark:
+            parser.error(f"--from: got results of {facts.get('benchmark')}, allowed: of {options.benchmark}")
+    else:
+        facts = {
+            "benchmark": options.benchmark,
+            "gpu": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
             "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
             "nvrtc": _version("nvidia-cuda-nvrtc"),
             "python": platform.python_version(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "commit": options.commit,
-            **benchmark.run(gpu),
+            **_results(benchmark),
         }
     head = "{gpu}, driver {driver}, Python {python}, {date}, commit {commit}.".format(**facts)
     text = f"{head} {benchmark.table(facts)}"
@@ -55,7 +67,18 @@ def main() -> int:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
         options.json.with_suffix(".md").write_text(text + "\n")
+    if options.chart:
+        benchmark.chart(facts, options.chart)
     return 0
+
+
+def _results(benchmark: Any) -> dict[str, Any]:
+    if benchmark is startup:  # its processes open the GPU, each for itself
+        return startup.run()
+    with metrale.open("cuda") as gpu:
+        # the calls to the driver here need a current context.
+        check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(gpu.ordinal))))
+        return {"gpu": gpu.name, **benchmark.run(gpu)}
 
 
 def _version(package: str) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What ``tools/bench.py`` runs: a module a benchmark, each with ``run(gpu)`` and ``table(facts)``."""
+"""What ``tools/bench.py`` runs: a module a benchmark, each with ``run`` and ``table``."""

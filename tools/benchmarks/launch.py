@@ -1,185 +1,192 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Times a launch from Python against the C driver call, and other packages beside it.
 
-All ways launch the same kernels, which do nothing, and take turns: ``ROUNDS`` times each, ``BATCH`` launches at a time
-with the stream idle before. A figure is the median over rounds of the time a launch took to queue.
+All ways of a group launch the same kernel with the same arguments on the same stream: a kernel that does nothing, of 0,
+5 or 17 arguments, or a small one of the package, called through its launcher. A group's floor is ``C driver call``, a
+loop in C++ around cuLaunchKernel with no Python in it; it runs a second time among the ways, to show what the
+measurement cannot tell apart.
+
+Every way is a loop as a user would write it, so the price of Python's loop and of the call is part of it. The ways
+take turns in one run, in an order that is shuffled each round. A turn is ``BATCH`` launches that are not timed, then
+``BATCH`` that are, each time with the stream idle before, and fewer launches than the driver queues before it makes the
+caller wait: a time is what the caller spends, never the GPU's.
+
+A row has the median and the 10th and 90th percentile over rounds of nanoseconds a launch. ``over_c_ns`` is the median
+of the differences from the floor of the same round, which a target is for; ``medians_over_c_ns`` is the difference of
+the medians.
 """
 
 import ctypes
+import random
 import statistics
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-from cuda.bindings import driver
+from typing import Any, NamedTuple
 
 import metrale
-from metrale import KernelLaunch
-from metrale.gpu import KernelHandle, cubin
+from benchmarks import launch_peers, launch_ways, native
+from benchmarks.launch_ops import OPS
+from benchmarks.launch_report import AGAIN, FLOOR, OP, chart, table
+from benchmarks.launch_ways import Noop, Way
+
+__all__ = ["chart", "run", "table"]
 
 HERE = Path(__file__).resolve().parent
 ARGUMENTS = (0, 5, 17)
-ROUNDS = 60
-BATCH = 200  # launches: fewer than the driver queues before it makes the caller wait
-WARM_UP = 5
+BLOCK = 32
+ROUNDS = 200
+WARM_UP = 5  # rounds
+BATCH = launch_ways.GRAPH  # launches, and so one graph: far fewer than the 1024 that the driver queues
 
-# The kinds of the kernels' arguments, in order: pointers, integers, floats.
-POINTERS = {0: 0, 5: 2, 17: 10}
-INTEGERS = {0: 0, 5: 2, 17: 6}
-FLOATS = {0: 0, 5: 1, 17: 1}
+Maker = Callable[[Noop, ExitStack], Way]
+METRALE: dict[str, Maker] = {
+    "metrale from Cython": partial(launch_ways.embedded, "loop"),
+    "metrale from Cython, nogil": partial(launch_ways.embedded, "loop_nogil"),
+    "metrale PreparedLaunch": launch_ways.prepared,
+    "metrale PreparedLaunch, one set": launch_ways.prepared_set,
+    "metrale KernelLaunch": launch_ways.builder,
+    "metrale graph of 100": launch_ways.graph,
+}
+PEERS: dict[str, Maker] = {
+    "cuda.core": launch_peers.cuda_core,
+    "CuPy RawKernel": launch_peers.cupy_raw_kernel,
+    "cuda.bindings": launch_peers.cuda_bindings,
+    "Triton": launch_peers.triton,
+    "torch.cuda._compile_kernel": launch_peers.torch_compile_kernel,
+}
+# Nanoseconds that a way may add to the C driver call, and for which numbers of arguments.
+TARGETS = {
+    "metrale KernelLaunch": (800, (17,)),
+    OP: (400, ARGUMENTS),
+    "metrale PreparedLaunch": (150, ARGUMENTS),
+    "metrale from Cython": (50, ARGUMENTS),
+    "metrale from Cython, nogil": (50, ARGUMENTS),
+}
+PACKAGES = ("cuda-core", "cuda-bindings", "cupy-cuda13x", "triton", "torch", "cython")
 
-Batch = Callable[[], float]  # runs BATCH launches and returns nanoseconds a launch
+Failures = dict[tuple[str, str], str]  # why there is no row, by way and kernel
+
+
+class Group(NamedTuple):
+    """Ways to launch one kernel with the same arguments."""
+
+    kernel: str
+    arguments: int
+    ways: dict[str, Way]
 
 
 def run(gpu: metrale.GpuBackend) -> dict[str, Any]:
-    """The results: a row for each number of arguments and way to launch, in nanoseconds."""
-    gpu.add_module(HERE / "noop.cu")
-    rows = []
-    with gpu.buffer(256) as buffer:
-        for n in ARGUMENTS:
-            ways, missing = _ways(gpu, n, int(buffer.ptr))
-            times: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(WARM_UP + ROUNDS):
-                for name, batch in ways.items():
-                    gpu.synchronize()
-                    times[name].append(batch())
-            gpu.synchronize()
-            floor = statistics.median(times["C driver call"][WARM_UP:])
-            for name, measured in times.items():
-                ns = statistics.median(measured[WARM_UP:])
-                rows.append({"arguments": n, "way": name, "ns": ns, "over_c_ns": ns - floor})
-    return {"rows": rows, "not_measured": missing}
-
-
-def table(facts: dict[str, Any]) -> str:
-    """The results in Markdown: microseconds a launch, and over the C call in brackets."""
-    ways = list(dict.fromkeys(row["way"] for row in facts["rows"]))
-    at = {(row["way"], row["arguments"]): row for row in facts["rows"]}
-    lines = ["Microseconds a launch, and how much of it is over the C driver call.", ""]
-    lines.append("| way | " + " | ".join(f"{n} arguments" for n in ARGUMENTS) + " |")
-    lines.append("|---|" + "---:|" * len(ARGUMENTS))
-    for way in ways:
-        cells = [f"{at[way, n]['ns'] / 1e3:.2f} ({at[way, n]['over_c_ns'] / 1e3:+.2f})" for n in ARGUMENTS]
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    lines += [f"\nNot measured: {way}: {why}" for way, why in facts["not_measured"].items()]
-    return "\n".join(lines)
-
-
-def _ways(gpu: metrale.GpuBackend, n: int, p: int) -> tuple[dict[str, Batch], dict[str, str]]:
-    kernel = gpu.kernel("noop", f"noop{n}")
-    ways = {
-        "C driver call": _driver_loop(gpu, kernel, n, p),
-        "metrale PreparedLaunch": _batch(_prepared(gpu, kernel, n, p)),
-        "metrale KernelLaunch": _batch(_builder(gpu, kernel, n, p)),
+    """The results: a row for each kernel and way to launch it, and why a way has none."""
+    failures: Failures = {}
+    with ExitStack() as cleanup:
+        rows = measure(list(_groups(gpu, cleanup, failures)), gpu.synchronize, failures)
+        gpu.synchronize()
+    return {
+        "cpu": _cpu(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "rounds": ROUNDS,
+        "batch": BATCH,
+        "rows": rows,
+        "not_measured": [{"way": way, "kernel": kernel, "reason": why} for (way, kernel), why in failures.items()],
     }
-    missing = {}
-    for name, make in (("cuda.core", _cuda_core), ("CuPy RawKernel", _cupy), ("cuda.bindings", _cuda_bindings)):
+
+
+def measure(
+    groups: list[Group], synchronize: Callable[[], None], failures: Failures, rounds: int = ROUNDS
+) -> list[dict[str, Any]]:
+    """The rows, from ``rounds`` rounds. A way that raises is dropped and goes into ``failures``, but for the floor."""
+    order = random.Random(0)
+    times: dict[tuple[str, str], list[float]] = {(way, group.kernel): [] for group in groups for way in group.ways}
+    for _ in range(WARM_UP + rounds):
+        for group in order.sample(groups, len(groups)):
+            for way in order.sample(list(group.ways), len(group.ways)):
+                place = way, group.kernel
+                if place in failures:
+                    continue
+                try:
+                    synchronize()
+                    group.ways[way](BATCH)
+                    synchronize()
+                    times[place].append(group.ways[way](BATCH))
+                except Exception as error:
+                    if way == FLOOR:
+                        raise
+                    failures[place] = _reason(error)
+    return [
+        row(group, way, times[way, group.kernel][WARM_UP:], times[FLOOR, group.kernel][WARM_UP:])
+        for group in groups
+        for way in group.ways
+        if (way, group.kernel) not in failures
+    ]
+
+
+def row(group: Group, way: str, measured: list[float], floor: list[float]) -> dict[str, Any]:
+    """A row, from a way's times and the floor's of the same rounds."""
+    deciles = statistics.quantiles(measured, n=10, method="inclusive")
+    ns = statistics.median(measured)
+    over = statistics.median(t - c for t, c in zip(measured, floor, strict=True))
+    result: dict[str, Any] = {
+        "kernel": group.kernel,
+        "arguments": group.arguments,
+        "way": way,
+        "ns": ns,
+        "p10_ns": deciles[0],
+        "p90_ns": deciles[-1],
+        "over_c_ns": over,
+        "medians_over_c_ns": ns - statistics.median(floor),
+    }
+    target, counts = TARGETS.get(way, (0, ()))
+    if group.arguments in counts:
+        result |= {"target_ns": target, "met": over <= target}
+    return result
+
+
+def _groups(gpu: metrale.GpuBackend, cleanup: ExitStack, failures: Failures) -> Iterator[Group]:
+    gpu.add_module(HERE / "noop.cu")
+    pointer = int(cleanup.enter_context(gpu.buffer(256)).ptr)
+    driver, stream = ctypes.CDLL("libcuda.so.1").cuLaunchKernel, gpu.default_stream()
+    for make in OPS:
+        op = make(gpu, cleanup)
+        floor = native.c_loop(driver, op.kernel.address, op.block, stream, op.values)
+        yield Group(op.kernel.name, len(op.values), {FLOOR: floor, AGAIN: floor, OP: op.way})
+    for n in ARGUMENTS:
+        noop = Noop(gpu, gpu.kernel("noop", f"noop{n}"), n, pointer)
+        floor = native.c_loop(driver, noop.kernel.address, BLOCK, stream, noop.c_values())
+        yield Group(noop.kernel.name, n, {FLOOR: floor, AGAIN: floor, **made(noop, METRALE | PEERS, cleanup, failures)})
+
+
+def made(noop: Noop, makers: dict[str, Maker], cleanup: ExitStack, failures: Failures) -> dict[str, Way]:
+    """The ways that can be made and have made a batch of launches; the others go into ``failures``."""
+    ways = {}
+    for name, make in makers.items():
         try:
-            ways[name] = _batch(make(gpu, kernel, n, p))
-        except ImportError as error:
-            missing[name] = str(error)
-    return ways, missing
+            way = make(noop, cleanup)
+            way(BATCH)
+            noop.gpu.synchronize()
+        except Exception as error:
+            failures[name, noop.kernel.name] = _reason(error)
+        else:
+            ways[name] = way
+    return ways
 
 
-def _batch(launch: Callable[[], object]) -> Batch:
-    def batch() -> float:
-        start = time.perf_counter_ns()
-        for _ in range(BATCH):
-            launch()
-        return (time.perf_counter_ns() - start) / BATCH
-
-    return batch
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
-def _driver_loop(gpu: metrale.GpuBackend, kernel: KernelHandle, n: int, p: int) -> Batch:
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "driver_loop.so"
-        subprocess.run(["g++", "-O2", "-shared", "-fPIC", HERE / "driver_loop.cpp", "-o", library], check=True)
-        loop = ctypes.CDLL(library).driver_loop
-    loop.restype = ctypes.c_double
-    cuda = ctypes.CDLL("libcuda.so.1")
-    values = [ctypes.c_uint64(p)] * POINTERS[n] + [ctypes.c_uint32(1)] * INTEGERS[n] + [ctypes.c_float(1)] * FLOATS[n]
-    pointers = (ctypes.c_void_p * max(n, 1))(*[ctypes.addressof(value) for value in values])
-    function, stream = ctypes.c_void_p(kernel.address), ctypes.c_void_p(gpu.default_stream())
-
-    def batch(_alive: object = values) -> float:
-        ns: float = loop(cuda.cuLaunchKernel, function, stream, pointers, BATCH)
-        if ns < 0:
-            raise RuntimeError("cuLaunchKernel failed")
-        return ns
-
-    return batch
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
-def _arguments(launch: KernelLaunch, n: int, p: int) -> KernelLaunch:
-    for _ in range(POINTERS[n]):
-        launch.arg_ptr(p)
-    for _ in range(INTEGERS[n]):
-        launch.arg_u32(1)
-    for _ in range(FLOATS[n]):
-        launch.arg_f32(1.0)
-    return launch
-
-
-def _prepared(gpu: metrale.GpuBackend, kernel: KernelHandle, n: int, p: int) -> Callable[[], object]:
-    prepared, stream = _arguments(KernelLaunch(gpu, kernel).block(32), n, p).prepare(), gpu.default_stream()
-    return lambda: prepared.launch(stream)
-
-
-def _builder(gpu: metrale.GpuBackend, kernel: KernelHandle, n: int, p: int) -> Callable[[], object]:
-    stream = gpu.default_stream()
-
-    def none() -> None:
-        KernelLaunch(gpu, kernel).grid(1, 1, 1).block(32, 1, 1).launch(stream)
-
-    def five() -> None:
-        launch = KernelLaunch(gpu, kernel).grid(1, 1, 1).block(32, 1, 1)
-        launch.arg_ptr(p).arg_ptr(p).arg_u32(1).arg_u32(1).arg_f32(1.0).launch(stream)
-
-    def seventeen() -> None:
-        launch = KernelLaunch(gpu, kernel).grid(1, 1, 1).block(32, 1, 1).arg_ptr(p).arg_ptr(p).arg_ptr(p).arg_ptr(p)
-        launch.arg_ptr(p).arg_ptr(p).arg_ptr(p).arg_ptr(p).arg_ptr(p).arg_ptr(p).arg_u32(1).arg_u32(1)
-        launch.arg_u32(1).arg_u32(1).arg_u32(1).arg_u32(1).arg_f32(1.0).launch(stream)
-
-    return {0: none, 5: five, 17: seventeen}[n]
-
-
-def _cuda_core(gpu: metrale.GpuBackend, kernel: KernelHandle, n: int, p: int) -> Callable[[], object]:
-    import numpy as np
-    from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
-
-    Device(0).set_current()
-    code = ObjectCode.from_cubin(cubin.cubin(HERE / "noop.cu", gpu.arch))
-    other = code.get_kernel(f"noop{n}")
-    stream, config = Stream.from_handle(gpu.default_stream()), LaunchConfig(grid=1, block=32)
-    values = [p] * POINTERS[n] + [np.uint32(1)] * INTEGERS[n] + [np.float32(1)] * FLOATS[n]
-    return lambda: launch(stream, config, other, *values)
-
-
-def _cupy(gpu: metrale.GpuBackend, kernel: KernelHandle, n: int, p: int) -> Callable[[], object]:
-    import cupy
-    import numpy as np
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin.cubin(HERE / "noop.cu", gpu.arch))
-        file.flush()
-        other = cupy.RawModule(path=file.name).get_function(f"noop{n}")
-    stream = cupy.cuda.ExternalStream(gpu.default_stream())
-    pointer = np.uint64(p)
-    values = (pointer,) * POINTERS[n] + (np.uint32(1),) * INTEGERS[n] + (np.float32(1),) * FLOATS[n]
-
-    def launch() -> None:
-        other((1,), (32,), values, stream=stream)
-
-    return launch
-
-
-def _cuda_bindings(gpu: metrale.GpuBackend, kernel: KernelHandle, n: int, p: int) -> Callable[[], object]:
-    function, stream = driver.CUfunction(kernel.address), driver.CUstream(gpu.default_stream())
-    values = (p,) * POINTERS[n] + (1,) * INTEGERS[n] + (1.0,) * FLOATS[n]
-    kinds = (ctypes.c_void_p,) * POINTERS[n] + (ctypes.c_uint32,) * INTEGERS[n] + (ctypes.c_float,) * FLOATS[n]
-    arguments: Any = (values, kinds) if n else 0
-    return lambda: driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments, 0)
+def _cpu() -> str:
+    """The processor's name: a launch is its work."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown processor"
