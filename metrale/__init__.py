@@ -6,7 +6,7 @@ the package and ``metrale.moe_v41`` the model part on top of them.
 """
 
 from metrale import errors
-from metrale.gpu import DeviceBuffer, DevicePtr, GpuBackend, KernelHandle, KernelLaunch, open
+from metrale.gpu import DeviceBuffer, DevicePtr, GpuBackend, Graph, KernelHandle, KernelLaunch, open
 
-__all__ = ["DeviceBuffer", "DevicePtr", "GpuBackend", "KernelHandle", "KernelLaunch", "errors", "open"]
+__all__ = ["DeviceBuffer", "DevicePtr", "GpuBackend", "Graph", "KernelHandle", "KernelLaunch", "errors", "open"]
 __version__ = "0.1.0"

@@ -110,9 +110,11 @@ def leaving_nothing(backend):
         if allocation.owner is None:
             release = backend.free_host_pinned if allocation.kind == "pinned" else backend.free
             release(allocation.ptr)
-    streams, events = left["streams"].keys() - before["streams"], left["events"].keys() - before["events"]
+    streams, events, graphs = (left[kind].keys() - before[kind] for kind in ("streams", "events", "graphs"))
+    for graph in graphs:
+        backend.destroy_graph(graph)
     for stream in streams:
         backend.destroy_stream(stream)
     for event in events:
         backend.destroy_event(event)
-    assert (allocations, streams, events) == ([], set(), set())
+    assert (allocations, streams, events, graphs) == ([], set(), set(), set())

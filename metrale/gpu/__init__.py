@@ -5,6 +5,7 @@ from typing import Any
 
 from metrale.gpu.backend import GpuBackend
 from metrale.gpu.buffer import DeviceBuffer
+from metrale.gpu.graph import Graph
 from metrale.gpu.kernel import KernelHandle
 from metrale.gpu.launch import KernelLaunch, PreparedLaunch
 from metrale.gpu.ledger import Allocation, Ledger
@@ -15,6 +16,7 @@ __all__ = [
     "DeviceBuffer",
     "DevicePtr",
     "GpuBackend",
+    "Graph",
     "KernelHandle",
     "KernelLaunch",
     "Ledger",

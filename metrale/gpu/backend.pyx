@@ -195,7 +195,7 @@ cdef class GpuBackend(Graphs):
         """Destroy an event of ``create_event``."""
         cdef uint64_t e = self.as_event(event, "event")
         site = self.ledger.live_events.pop(e)
-        self.captured_events.discard(e)
+        self.captured_events.pop(e, None)
         try:
             self.driver_destroy_event(e)
         except BaseException:
@@ -211,7 +211,10 @@ cdef class GpuBackend(Graphs):
 
     def stream_wait_event(self, stream, event):
         """Make later work on ``stream`` wait for ``event``."""
-        self.driver_stream_wait_event(self.as_stream(stream), self.as_event(event, "event"))
+        cdef uint64_t s = self.as_stream(stream), e = self.as_event(event, "event")
+        if self.captures > 0 or self.captured_events:
+            self.check_order(e, s)
+        self.driver_stream_wait_event(s, e)
 
     def event_synchronize(self, event):
         """Wait until ``event`` has happened."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from metrale.gpu.kernel cimport MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle
 
@@ -13,8 +14,16 @@ cdef struct Launch:
     uint32_t used                          # bytes of data
     uint32_t overflow                      # more arguments were pushed than fit
     uint32_t codes[MAX_PARAMS]             # kind << 16 | size, compared with the kernel's
-    void* args[MAX_PARAMS]                 # into data: a Launch must not be copied by value
+    void* args[MAX_PARAMS]                 # into data: copy_launch copies a Launch
     unsigned char data[MAX_PARAM_BYTES]
+
+
+cdef inline void copy_launch(Launch* to, const Launch* source) noexcept nogil:
+    cdef uint32_t i
+    memcpy(to, source, sizeof(Launch))
+    for i in range(source.n):
+        to.args[i] = &to.data[<const unsigned char*>source.args[i] - source.data]
+
 
 cdef enum LaunchFlag:
     LAUNCH_CLUSTER = 1

@@ -19,13 +19,15 @@ cdef class Graphs(Core):
     cdef int captures          # begun by begin_capture and not ended
     cdef dict begun            # origin stream -> CapturedWork
     cdef dict graphs           # executable -> CapturedWork
-    cdef set captured_events   # last recorded in a capture: they never happen
+    cdef dict captured_events  # event that was last recorded in a capture, and never happens -> the capture's number
 
     cdef CapturedWork ending(self, uint64_t stream, str call)
     cdef CapturedWork work_on(self, uint64_t stream, uint64_t* node)
+    cdef CapturedWork numbered(self, uint64_t capture)
     cdef CapturedWork work_of(self, object graph)
     cdef int remember_node(self, uint64_t id, uint64_t stream) except -1
     cdef int update_nodes(self, object graph, uint64_t id, KernelHandle kernel, Launch* l) except -1
     cdef int note_event(self, uint64_t event, uint64_t stream) except -1
+    cdef int check_order(self, uint64_t event, uint64_t stream) except -1
     cdef int check_event(self, uint64_t event, str call) except -1
     cdef int hold_host(self, object memory, uint64_t address, uint64_t stream) except -1

@@ -30,7 +30,7 @@ cdef class Graphs(Core):
     def __cinit__(self, *args, **kwargs):
         self.begun = {}
         self.graphs = {}
-        self.captured_events = set()
+        self.captured_events = {}
 
     def begin_capture(self, stream=None):
         """Queue nothing on ``stream`` from now on, and remember what would have been, for ``end_capture``.
@@ -147,11 +147,16 @@ cdef class Graphs(Core):
     cdef CapturedWork work_on(self, uint64_t stream, uint64_t* node):
         """What ``stream`` is being captured into, and its last node; None if that began elsewhere, or not at all."""
         cdef uint64_t capture = 0
-        cdef CapturedWork work
         if self.captures > 0 and self.driver_capture_status(stream, &capture, node) != CAPTURE_NONE:
-            for work in self.begun.values():
-                if work.capture == capture:
-                    return work
+            return self.numbered(capture)
+        return None
+
+    cdef CapturedWork numbered(self, uint64_t capture):
+        """The work of a capture that has not ended."""
+        cdef CapturedWork work
+        for work in self.begun.values():
+            if work.capture == capture:
+                return work
         return None
 
     cdef int remember_node(self, uint64_t id, uint64_t stream) except -1:
@@ -175,11 +180,27 @@ cdef class Graphs(Core):
 
     cdef int note_event(self, uint64_t event, uint64_t stream) except -1:
         """An event has been recorded: in a capture it will not happen."""
-        if self.captures > 0 and self.driver_capture_status(stream, NULL, NULL) != CAPTURE_NONE:
-            self.captured_events.add(event)
+        cdef uint64_t capture = 0
+        if self.driver_capture_status(stream, &capture, NULL) != CAPTURE_NONE:
+            self.captured_events[event] = capture
         else:
-            self.captured_events.discard(event)
+            self.captured_events.pop(event, None)
         return 0
+
+    cdef int check_order(self, uint64_t event, uint64_t stream) except -1:
+        """Refuse to let a stream wait for an event of another capture, or of none: the driver would end the capture."""
+        cdef uint64_t capture = 0
+        self.driver_capture_status(stream, &capture, NULL)
+        recorded = self.captured_events.get(event, 0)
+        if recorded == capture:
+            return 0
+        if recorded == 0:
+            raise CaptureError(f"stream_wait_event: the stream {stream:#x} is being captured, and the event {event:#x} was "
+                               "not recorded in its capture")
+        if capture != 0:
+            raise CaptureError(f"stream_wait_event: the event {event:#x} was recorded in another capture than that of the "
+                               f"stream {stream:#x}")
+        return 0 if self.numbered(recorded) is not None else self.check_event(event, "stream_wait_event")
 
     cdef int check_event(self, uint64_t event, str call) except -1:
         if event in self.captured_events:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """HostBackend: the package's kernels, compiled for the CPU, on host memory.
 
-Work is done when it is queued: every stream is idle at every moment, and an event holds the time of its record.
+Work is done when it is queued: every stream is idle at every moment, and an event holds the time of its record. Only
+in a capture it is written down, and done when the graph is launched.
 """
 
 import _thread
@@ -20,10 +21,12 @@ from metrale.gpu.atomic cimport atomic_add
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.core cimport POLL_US
 from metrale.gpu.driver cimport (
-    CAPTURE_INVALIDATED, CAPTURE_NONE, LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, CaptureStatus, CopyKind, Launch, Rows,
+    CAPTURE_ACTIVE, CAPTURE_INVALIDATED, CAPTURE_NONE, COPY_D2D, LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, CaptureStatus,
+    CopyKind, Launch, Rows, copy_launch,
 )
 from metrale.gpu.interop cimport as_integer
 from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
+from metrale.gpu.recording cimport LaunchStep, Recorder, Recording, launch_step
 
 cdef extern from "dlfcn.h" nogil:
     enum: RTLD_NOW, RTLD_LOCAL
@@ -80,6 +83,8 @@ cdef class HostBackend(GpuBackend):
 
     cdef dict modules             # module -> {kernel: (address of its record, of its library's launch function)}
     cdef uint64_t next_handle
+    cdef Recorder recorder
+    cdef dict recorded            # graph or executable -> its steps: a LaunchStep, or a tuple that do() knows
     cdef dict event_times         # event -> [timing, ns of the last record or 0]
     cdef readonly str order
     cdef readonly uint64_t seed
@@ -105,6 +110,8 @@ cdef class HostBackend(GpuBackend):
         self.strict = strict
         self.modules = {}
         self.event_times = {}
+        self.recorder = Recorder()
+        self.recorded = {}
         self.freeing = _thread.allocate_lock()
         self.next_handle = FIRST_HANDLE
         self.max_grid[:] = [METRALE_MAX_GRID_X, METRALE_MAX_GRID_Y, METRALE_MAX_GRID_Z]
@@ -212,6 +219,8 @@ cdef class HostBackend(GpuBackend):
 
     cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
         self.check_stream(stream)
+        if self.recorder.add(stream, ("memset", ptr, value, nbytes)):
+            return 0
         cdef int phase = self.begin()
         with nogil:
             memset(<void*>ptr, value, nbytes)
@@ -221,6 +230,8 @@ cdef class HostBackend(GpuBackend):
     cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
                          uint64_t stream) except -1:
         self.check_stream(stream)
+        if self.recorder.add(stream, ("copy", dst, src, nbytes)):
+            return 0
         cdef int phase = self.begin()
         with nogil:
             memcpy(<void*>dst, <const void*>src, nbytes)
@@ -247,11 +258,13 @@ cdef class HostBackend(GpuBackend):
 
     cdef int driver_record_event(self, uint64_t event, uint64_t stream) except -1:
         self.check_stream(stream)
+        self.recorder.record_event(event, stream)
         self.event_times[event][1] = time.perf_counter_ns()
         return 0
 
     cdef int driver_stream_wait_event(self, uint64_t stream, uint64_t event) except -1:
-        return self.check_stream(stream)
+        self.check_stream(stream)
+        return self.recorder.stream_wait_event(stream, event)
 
     cdef int driver_event_query(self, uint64_t event) except -1:
         return 1
@@ -308,6 +321,8 @@ cdef class HostBackend(GpuBackend):
         with gil:
             self.check_open()
             self.check_stream(stream)
+            if self.recorder.streams and self.recorder.add(stream, launch_step(kernel, l)):
+                return 0
             phase = self.begin()
         failed = (<launch_fn>kernel.launcher)(
             <const metrale_host_kernel*>kernel.function, &config, l.args, message, MESSAGE_BYTES)
@@ -320,6 +335,8 @@ cdef class HostBackend(GpuBackend):
     cdef int driver_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1:
         cdef size_t row
         self.check_stream(stream)
+        if self.recorder.add(stream, ("rows", dst, src, rows.width, rows.height, rows.src_pitch, rows.dst_pitch)):
+            return 0
         cdef int phase = self.begin()
         with nogil:
             for row in range(rows.height):
@@ -334,7 +351,58 @@ cdef class HostBackend(GpuBackend):
 
     cdef CaptureStatus driver_capture_status(self, uint64_t stream, uint64_t* id,
                                              uint64_t* node) except? CAPTURE_INVALIDATED:
-        return CAPTURE_NONE
+        cdef Recording recording = self.recorder.streams.get(stream)
+        if recording is None:
+            return CAPTURE_NONE
+        if id != NULL:
+            id[0] = recording.id
+        if node != NULL:      # the number of its last step
+            node[0] = recording.before[stream].bit_length()
+        return CAPTURE_ACTIVE
+
+    cdef int driver_begin_capture(self, uint64_t stream) except -1:
+        self.check_stream(stream)
+        return self.recorder.begin(stream)
+
+    cdef uint64_t driver_end_capture(self, uint64_t stream) except 0:
+        steps = self.recorder.end(stream)
+        graph = self.new_handle()
+        self.recorded[graph] = steps
+        return graph
+
+    cdef uint64_t driver_instantiate(self, uint64_t graph) except 0:
+        executable = self.new_handle()
+        self.recorded[executable] = self.recorded[graph]
+        return executable
+
+    cdef int driver_destroy_graph(self, uint64_t graph, uint64_t executable) except -1:
+        self.recorded.pop(graph, None)
+        self.recorded.pop(executable, None)
+        return 0
+
+    cdef int driver_launch_graph(self, uint64_t executable, uint64_t stream) except -1:
+        for step in self.recorded[executable]:
+            self.do(step, stream)
+        return 0
+
+    cdef int driver_update_node(self, uint64_t executable, uint64_t node, KernelHandle kernel, Launch* l) except -1:
+        cdef LaunchStep step = self.recorded[executable][node - 1]
+        copy_launch(&step.launch, l)
+        return 0
+
+    cdef int do(self, step, uint64_t stream) except -1:
+        """Do a step of a graph on ``stream``; where that is being captured, the step becomes one of the capture."""
+        cdef LaunchStep launch
+        cdef Rows rows
+        if isinstance(step, LaunchStep):
+            launch = step
+            return self.driver_launch(launch.kernel, &launch.launch, stream)
+        if step[0] == "memset":
+            return self.driver_memset(step[1], step[2], step[3], stream)
+        if step[0] == "copy":
+            return self.driver_copy(COPY_D2D, step[1], step[2], step[3], stream)
+        rows.width, rows.height, rows.src_pitch, rows.dst_pitch = step[3], step[4], step[5], step[6]
+        return self.driver_copy_rows(step[1], step[2], &rows, stream)
 
     cdef int driver_close(self) except -1:
         return 0

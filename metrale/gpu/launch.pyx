@@ -13,7 +13,9 @@ from libc.string cimport memcmp, memcpy
 from metrale.errors import ArgumentError, LaunchError, refuse
 
 from metrale.gpu.backend cimport GpuBackend
-from metrale.gpu.driver cimport LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS, Launch, LaunchFlag
+from metrale.gpu.driver cimport (
+    LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS, Launch, LaunchFlag, copy_launch,
+)
 from metrale.gpu.interop cimport as_integer, as_ptr, host_buffer
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
@@ -256,14 +258,11 @@ cdef class KernelLaunch:
         self.writing()
         check_fit(self.gpu, self.kernel, self.packed)
         cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch)
-        cdef uint32_t i
         global prepared_count
         prepared_count += 1
         prepared.id = prepared_count
         prepared.gpu, prepared.kernel = self.gpu, self.kernel
-        memcpy(&prepared.packed, self.packed, sizeof(Launch))
-        for i in range(self.packed.n):      # the pointers into its own data
-            prepared.packed.args[i] = &prepared.packed.data[<unsigned char*>self.packed.args[i] - self.packed.data]
+        copy_launch(&prepared.packed, self.packed)
         self.launched = True
         return prepared
 

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Graph: captured work with an owner."""
+
+import sys
+from typing import Self
+
+from metrale.gpu.backend import GpuBackend
+from metrale.gpu.protocols import StreamLike
+
+__all__ = ["Graph"]
+
+
+class Graph:
+    """Work of ``stream`` (None: the default stream), captured in a ``with`` block and launched as often as wanted.
+
+    ``with Graph(gpu) as graph: launch.launch()``, then ``graph.launch()``. ``handle`` is what ``gpu.launch_graph`` and
+    ``PreparedLaunch.update`` take. A block that raises captures nothing, and leaves the stream as it was. ``free()``
+    destroys the graph, as does the last reference.
+    """
+
+    handle: int | None = None
+
+    def __init__(self, gpu: GpuBackend, stream: StreamLike = None) -> None:
+        self.gpu = gpu
+        self.stream = stream
+
+    def __enter__(self) -> Self:
+        self.free()
+        self.gpu.begin_capture(self.stream)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.handle = self.gpu.end_capture(self.stream)
+        elif self.gpu.usable:
+            self.gpu.abort_capture_if_active(self.stream)
+
+    def launch(self, stream: StreamLike = None) -> None:
+        """Queue the captured work on ``stream`` (None: the default stream)."""
+        # What has no handle is refused as any other graph that is not live.
+        self.gpu.launch_graph(self.handle or 0, stream)
+
+    def free(self) -> None:
+        """Destroy the graph; launches that are queued still complete. Nothing is left to do the second time, or after
+        the backend's ``close()``."""
+        handle, self.handle = self.handle, None
+        if handle is not None and self.gpu.usable:
+            self.gpu.destroy_graph(handle)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.free()
