@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # What other Cython code cimports: `from metrale.gpu cimport GpuBackend, KernelHandle, Launch, launch, ...`
 from metrale.gpu.backend cimport GpuBackend
-from metrale.gpu.buffer cimport DeviceBuffer
+from metrale.gpu.buffer cimport DeviceBuffer, PinnedBuffer
 from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle

@@ -4,7 +4,7 @@
 from typing import Any
 
 from metrale.gpu.backend import GpuBackend
-from metrale.gpu.buffer import DeviceBuffer
+from metrale.gpu.buffer import DeviceBuffer, PinnedBuffer
 from metrale.gpu.graph import Graph
 from metrale.gpu.kernel import KernelHandle
 from metrale.gpu.launch import KernelLaunch, PreparedLaunch
@@ -20,6 +20,7 @@ __all__ = [
     "KernelHandle",
     "KernelLaunch",
     "Ledger",
+    "PinnedBuffer",
     "PreparedLaunch",
     "open",
 ]

@@ -9,19 +9,20 @@ from libc.stdint cimport uint64_t
 from metrale.errors import refuse
 from metrale.gpu.pointer import DevicePtr
 
-from metrale.gpu.buffer cimport DeviceBuffer
+from metrale.gpu.buffer cimport DeviceBuffer, PinnedBuffer
 from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, Rows
 from metrale.gpu.graphs cimport Graphs
-from metrale.gpu.interop cimport HostView, as_integer, as_ptr, as_size, host_view
+from metrale.gpu.interop cimport HostView, address_of, as_integer, as_ptr, as_size, host_view
 from metrale.gpu.ledger cimport call_site_text
 
 
 cdef class GpuBackend(Graphs):
     """One device. ``metrale.open()`` makes it; ``CudaBackend`` and ``HostBackend`` are its two kinds.
 
-    Pointers are ``DevicePtr`` (an ``int``); wherever one is taken, so is a ``DeviceBuffer`` and any object with
-    ``__cuda_array_interface__`` or ``data_ptr()``. Streams and events are integers; wherever a stream is taken,
-    so is an object with ``__cuda_stream__``, and None means the backend's default stream. Sizes are bytes.
+    Pointers are ``DevicePtr`` (an ``int``); wherever one is taken, so is a ``DeviceBuffer`` and any array of this
+    device with DLPack, ``__cuda_array_interface__`` or ``data_ptr()``, in stream order with its producer
+    (docs/interop.md). Streams and events are integers; wherever a stream is taken, so is an object with
+    ``__cuda_stream__``, and None means the backend's default stream. Sizes are bytes.
 
     A backend may be used from several threads. ``close()`` frees what is left; so does leaving a ``with`` block.
     """
@@ -48,13 +49,13 @@ cdef class GpuBackend(Graphs):
 
     def free(self, ptr):
         """Free device or managed memory. ``ptr`` is the base of a live allocation of this backend; null: no-op."""
-        cdef uint64_t p = as_ptr(ptr)
+        cdef uint64_t p = address_of(ptr, "ptr", self)
         if p != 0:
             self.c_free(p, "device")
 
     def free_host_pinned(self, ptr):
         """Free memory of ``alloc_host_pinned``; null: no-op."""
-        cdef uint64_t p = as_ptr(ptr)
+        cdef uint64_t p = address_of(ptr, "ptr", self)
         if p != 0:
             self.c_free(p, "pinned")
 
@@ -66,8 +67,9 @@ cdef class GpuBackend(Graphs):
 
     def memset_async(self, ptr, value, nbytes, stream):
         """Set ``nbytes`` bytes to ``value`` (0 to 255) in stream order."""
+        cdef uint64_t s = self.as_stream(stream)
         cdef int byte = as_integer(value, "value", 255, "0 to 255")
-        self.c_memset(as_ptr(ptr), byte, as_size(nbytes, "nbytes"), self.as_stream(stream))
+        self.c_memset(as_ptr(ptr, "ptr", self, s), byte, as_size(nbytes, "nbytes"), s)
 
     # copies: source first
 
@@ -86,7 +88,7 @@ cdef class GpuBackend(Graphs):
         """
         cdef uint64_t s = self.as_stream(stream)
         cdef HostView host = host_view(src, "src", False)
-        self.c_copy(COPY_H2D, as_ptr(dst, "dst"), host.address(), host.view.len, s)
+        self.c_copy(COPY_H2D, as_ptr(dst, "dst", self, s), host.address(), host.view.len, s)
         self.hold_host(host, host.address(), s)
 
     def copy_d2h(self, src, dst):
@@ -100,7 +102,7 @@ cdef class GpuBackend(Graphs):
         is filled, or as long as the graph that captured the copy."""
         cdef uint64_t s = self.as_stream(stream)
         cdef HostView host = host_view(dst, "dst", True)
-        self.c_copy(COPY_D2H, host.address(), as_ptr(src, "src"), host.view.len, s)
+        self.c_copy(COPY_D2H, host.address(), as_ptr(src, "src", self, s), host.view.len, s)
         self.hold_host(host, host.address(), s)
 
     def copy_d2h_on_stream(self, src, dst, stream):
@@ -118,16 +120,17 @@ cdef class GpuBackend(Graphs):
 
     def copy_d2d_async(self, src, dst, nbytes, stream):
         """Copy ``nbytes`` bytes from ``src`` to ``dst`` in stream order; overlapping ranges are refused."""
-        self.c_copy(COPY_D2D, as_ptr(dst, "dst"), as_ptr(src, "src"), as_size(nbytes, "nbytes"),
-                    self.as_stream(stream))
+        cdef uint64_t s = self.as_stream(stream)
+        self.c_copy(COPY_D2D, as_ptr(dst, "dst", self, s), as_ptr(src, "src", self, s), as_size(nbytes, "nbytes"), s)
 
     def copy_d2d_2d_async(self, src, src_pitch, dst, dst_pitch, width, height, stream):
         """Copy ``height`` rows of ``width`` bytes in stream order; a row begins ``src_pitch`` (``dst_pitch``) bytes
         after the one before it. Refuses a pitch below the width, and rows that overlap."""
         cdef Rows rows
+        cdef uint64_t s = self.as_stream(stream)
         rows.width, rows.height = as_size(width, "width"), as_size(height, "height")
         rows.src_pitch, rows.dst_pitch = as_size(src_pitch, "src_pitch"), as_size(dst_pitch, "dst_pitch")
-        self.c_copy_rows(as_ptr(dst, "dst"), as_ptr(src, "src"), &rows, self.as_stream(stream))
+        self.c_copy_rows(as_ptr(dst, "dst", self, s), as_ptr(src, "src", self, s), &rows, s)
 
     cdef int waiting_call(self, str call) except -1:
         """Before a call that waits for the default stream."""
@@ -139,6 +142,10 @@ cdef class GpuBackend(Graphs):
     def buffer(self, nbytes, tag=None):
         """Allocate a ``DeviceBuffer``, which owns its memory and frees it."""
         return DeviceBuffer(self, nbytes, tag)
+
+    def pinned_buffer(self, nbytes, tag=None):
+        """Allocate a ``PinnedBuffer``: page-locked host memory that is a buffer to Python, for ``_async`` copies."""
+        return PinnedBuffer(self, nbytes, tag)
 
     def upload(self, src, tag=None):
         """A ``DeviceBuffer`` holding a copy of the host buffer ``src``."""

@@ -1,37 +1,90 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""DeviceBuffer: an allocation with an owner."""
+"""DeviceBuffer and PinnedBuffer: allocations with an owner."""
 
 import sys
 
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.stdint cimport uint64_t
 
-from metrale.errors import MetraleError
+from metrale.errors import MetraleError, refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.core cimport Core
-from metrale.gpu.interop cimport as_size
+from metrale.gpu.dlpack cimport DL_CPU, DL_CUDA, DLDevice, export_bytes
+from metrale.gpu.interop cimport as_handle, as_size, order_after
 from metrale.gpu.ledger cimport Allocation
 
 
-cdef class DeviceBuffer:
-    """Device memory that is freed by ``free()``, by leaving a ``with`` block, or with its last reference.
+cdef class OwnedMemory:
+    """Memory that is freed by ``free()``, by leaving a ``with`` block, or with its last reference, and by nothing
+    else: ``gpu.free`` refuses its address."""
 
-    Made by ``gpu.buffer(nbytes, tag=None)`` and ``gpu.upload(host_buffer, tag=None)``; contents start undefined. The
-    buffer alone frees it: ``gpu.free`` refuses its address. On a GPU it offers ``__cuda_array_interface__`` as a
-    vector of bytes.
-    """
+    def __init__(self):
+        raise TypeError(f"{type(self).__name__} is abstract: use gpu.buffer() or gpu.pinned_buffer()")
 
-    def __init__(self, Core gpu not None, nbytes, tag=None):
+    cdef int take(self, Core gpu, object nbytes, str kind, object tag) except -1:
         if self.gpu is not None:
-            raise TypeError("a DeviceBuffer is initialised once")
-        self.allocation = gpu.allocate(as_size(nbytes, "nbytes"), "device", tag, "DeviceBuffer")
+            raise TypeError(f"a {type(self).__name__} is initialised once")
+        self.allocation = gpu.allocate(as_size(nbytes, "nbytes"), kind, tag, type(self).__name__)
         self.nbytes = self.allocation.nbytes
         self.gpu = gpu
+        return 0
 
     cdef uint64_t address(self) except 0:
         if self.allocation is None or self.allocation.freed_at is not None:
-            raise MetraleError("the DeviceBuffer has been freed")
+            raise MetraleError(f"the {type(self).__name__} has been freed")
         return self.allocation.ptr
+
+    def free(self):
+        """Free the memory. A second call does nothing; so does one after the backend's ``close()``, which has freed
+        it, and one in a forked child, whose parent still has it. Refused while others use the memory: what views of
+        it, DLPack and copies that are not done have been given."""
+        cdef Allocation allocation = self.allocation
+        cdef Core gpu = self.gpu
+        if allocation is None:
+            return
+        if gpu.is_usable() and allocation.freed_at is None and self.exports > 0:
+            gpu.let_go(False)
+            if self.exports > 0:
+                raise MetraleError(f"{self!r} is exported {self.exports} times: it is freed once the views, DLPack "
+                                   "tensors and copies that use it are done")
+        self.allocation = None
+        if gpu.is_usable():
+            gpu.release(allocation)
+
+    def __enter__(self):
+        self.address()
+        return self
+
+    def __exit__(self, *exc):
+        self.free()
+
+    def __del__(self):
+        if self.allocation is not None and not sys.is_finalizing():
+            self.free()
+
+    def __reduce__(self):
+        raise TypeError(f"a {type(self).__name__} belongs to its process and cannot be pickled")
+
+    def __repr__(self):
+        name = type(self).__name__
+        if self.allocation is None:
+            return f"<{name}, freed>"
+        return f"<{name} {self.nbytes} bytes at {self.allocation.ptr:#x}>"
+
+
+cdef class DeviceBuffer(OwnedMemory):
+    """Device memory that is freed by ``free()``, by leaving a ``with`` block, or with its last reference.
+
+    Made by ``gpu.buffer(nbytes, tag=None)`` and ``gpu.upload(host_buffer, tag=None)``; contents start undefined. The
+    buffer alone frees it: ``gpu.free`` refuses its address. To other libraries it is a vector of bytes, without a
+    copy: through DLPack (``torch.from_dlpack(buffer)``; on the host ``numpy.from_dlpack(buffer)``) and, on a GPU,
+    ``__cuda_array_interface__``. While a DLPack tensor lives the memory stays; only the backend's ``close()`` takes
+    it, as it takes all.
+    """
+
+    def __init__(self, Core gpu not None, nbytes, tag=None):
+        self.take(gpu, nbytes, "device", tag)
 
     @property
     def ptr(self):
@@ -53,29 +106,64 @@ cdef class DeviceBuffer:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address(), False), "version": 3,
                 "strides": None, "stream": self.gpu.default_stream()}
 
-    def free(self):
-        """Free the memory. A second call does nothing; so does one after the backend's ``close()``, which has freed
-        it, and one in a forked child, whose parent still has it."""
-        cdef Allocation allocation = self.allocation
-        self.allocation = None
-        if allocation is not None and (<Core>self.gpu).is_usable():
-            (<Core>self.gpu).release(allocation)
+    def __dlpack_device__(self):
+        """DLPack's ``(device type, device number)``."""
+        return (<int>DL_CUDA, self.gpu.ordinal) if self.gpu.kind == "cuda" else (<int>DL_CPU, 0)
 
-    def __enter__(self):
-        self.address()
-        return self
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """A DLPack capsule of the bytes. What the consumer queues on ``stream`` from now on (None: the legacy stream,
+        -1: no order) comes after what the default stream has by now."""
+        cdef Core gpu = self.gpu
+        cdef uint64_t consumer, address = self.address()
+        cdef DLDevice device
+        gpu.check_open()
+        device.type, device.id = self.__dlpack_device__()
+        if dl_device is not None and tuple(dl_device) != (device.type, device.id):
+            raise BufferError(f"dl_device: got {dl_device!r}, allowed: {(device.type, device.id)}, where the memory is")
+        if copy:
+            raise BufferError(f"copy: got {copy!r}, allowed: False or None: the consumer makes copies")
+        if device.type == DL_CPU:
+            if stream is not None and stream != -1:
+                refuse("stream", stream, "None or -1 for CPU memory")
+        elif stream is None or stream != -1:
+            consumer = 1 if stream is None else as_handle(stream, "stream")
+            if consumer == 0:
+                refuse("stream", stream, "None, -1, 1 (legacy), 2 (per thread) or a handle")
+            order_after(gpu, consumer, gpu.stream0)
+        return export_bytes(self, &self.exports, address, self.nbytes, device,
+                            max_version is not None and max_version[0] >= 1)
 
-    def __exit__(self, *exc):
-        self.free()
 
-    def __del__(self):
-        if self.allocation is not None and not sys.is_finalizing():
-            self.free()
+cdef class PinnedBuffer(OwnedMemory):
+    """Page-locked host memory that is freed by ``free()``, by leaving a ``with`` block, or with its last reference.
 
-    def __reduce__(self):
-        raise TypeError("a DeviceBuffer belongs to its process and cannot be pickled")
+    Made by ``gpu.pinned_buffer(nbytes, tag=None)``; contents start undefined. It is a writable buffer of bytes to
+    Python: ``numpy.frombuffer(pinned, dtype)`` and ``memoryview(pinned)`` look at it, and copies take it as host
+    memory, the ``_async`` ones without a copy on the way. ``free()`` is refused while a view lives or such a copy is
+    not done; only the backend's ``close()`` takes the memory, as it takes all.
+    """
 
-    def __repr__(self):
-        if self.allocation is None:
-            return "<DeviceBuffer, freed>"
-        return f"<DeviceBuffer {self.nbytes} bytes at {self.allocation.ptr:#x}>"
+    def __init__(self, Core gpu not None, nbytes, tag=None):
+        self.take(gpu, nbytes, "pinned", tag)
+
+    @property
+    def ptr(self):
+        """The host address, an ``int``, which kernels take too; an error once freed."""
+        return self.address()
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        view.buf = <void*>self.address()
+        view.obj = self
+        view.len = self.nbytes
+        view.itemsize = 1
+        view.readonly = 0
+        view.format = <char*>b"B" if flags & PyBUF_FORMAT else <char*>NULL
+        view.ndim = 1
+        view.shape = &view.len if flags & PyBUF_ND else <Py_ssize_t*>NULL
+        view.strides = &view.itemsize if (flags & PyBUF_STRIDES) == PyBUF_STRIDES else <Py_ssize_t*>NULL
+        view.suboffsets = NULL
+        view.internal = NULL
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.exports -= 1

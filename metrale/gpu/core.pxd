@@ -22,6 +22,7 @@ cdef class Core(Driver):
     cdef object closing                    # the thread that opens or closes the backend, which is closed meanwhile
     cdef bint checking                     # check mode: each launch is looked at, and waited for
     cdef list held                         # [(event, what a copy that is not done yet uses)]
+    cdef list spare_events                 # the backend's own, for an order between two streams
     cdef bint started                      # a constructor has run
     cdef str after_fork                    # what a forked child can do instead
     cdef dict kernels                      # (module, name) -> KernelHandle

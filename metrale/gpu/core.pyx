@@ -46,6 +46,7 @@ cdef class Core(Driver):
         self.loading = _thread.RLock()
         self.closed = True
         self.held = []
+        self.spare_events = []
         self.fork_count = fork_count
 
     def __reduce__(self):
@@ -69,7 +70,7 @@ cdef class Core(Driver):
                 self.driver_destroy_stream(stream)
             except MetraleError as error:
                 errors.append(error)
-        for event in self.ledger.live_events:
+        for event in (*self.ledger.live_events, *self.spare_events):
             try:
                 self.driver_destroy_event(event)
             except MetraleError as error:
@@ -82,6 +83,7 @@ cdef class Core(Driver):
                 errors.append(error)
         self.ledger.live_streams.clear()
         self.ledger.live_events.clear()
+        self.spare_events.clear()
         self.kernels.clear()
         try:
             self.driver_close()
@@ -172,10 +174,11 @@ cdef class Core(Driver):
             return self.stream0
         if PyLong_CheckExact(stream):      # what a hot loop passes
             return as_handle(stream, "stream")
-        if hasattr(stream, "__cuda_stream__"):
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
             try:
-                stream = stream.__cuda_stream__()[1]
-            except (IndexError, TypeError):
+                _, stream = protocol() if callable(protocol) else protocol     # a property in its first users
+            except (TypeError, ValueError):
                 pass
         if not hasattr(stream, "__index__"):
             refuse("stream", stream, "an int, an object with __cuda_stream__, or None")

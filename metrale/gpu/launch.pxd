@@ -79,6 +79,7 @@ cdef class PreparedLaunch:
     cdef GpuBackend gpu
     cdef KernelHandle kernel
     cdef Launch packed
+    cdef dict foreign             # place -> another library's array, asked at each launch; None where there is none
     cdef uint64_t id              # by which a graph knows its nodes; never used again
 
     cdef int place_of(self, object which) except -1
@@ -92,6 +93,7 @@ cdef class KernelLaunch:
     cdef KernelHandle kernel
     cdef Launch* packed       # its own, from a pool
     cdef bint launched        # the next argument starts a new list
+    cdef dict foreign         # place -> another library's array, asked at launch; None where there is none
     cdef bint launching       # packed is being read without the GIL
 
     cdef int writing(self) except -1

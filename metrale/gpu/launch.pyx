@@ -16,7 +16,7 @@ from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport (
     LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS, Launch, LaunchFlag, copy_launch,
 )
-from metrale.gpu.interop cimport as_integer, as_ptr, host_buffer
+from metrale.gpu.interop cimport as_integer, foreign_ptr, host_buffer, own_ptr
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
 )
@@ -91,6 +91,7 @@ cdef class KernelLaunch:
         if self.launched:
             self.packed.n = self.packed.used = self.packed.overflow = 0
             self.launched = False
+            self.foreign = None
         return 0
 
     def grid(self, x, y=1, z=1):
@@ -143,14 +144,29 @@ cdef class KernelLaunch:
         return self
 
     def arg_ptr(self, value):
-        """A device pointer: an int, a DeviceBuffer, or an object with a device pointer of its own; None is null."""
-        cdef uint64_t p
+        """A device pointer: an int, a DeviceBuffer, or another library's array on this device; None is null.
+
+        An array is asked for its address again at ``launch``, which comes after what its library has queued by then,
+        and is kept until the next argument list.
+        """
+        cdef uint64_t p = 0
+        cdef bint own
         try:
-            p = as_ptr(value)
+            own = own_ptr(value, "ptr", self.gpu, &p)
         except ArgumentError as error:
             raise self._bad(value, str(error).partition("allowed: ")[2]) from error
+        if not own:
+            try:
+                p = foreign_ptr(value, self._next_name(), self.gpu, 0, False)
+            except ArgumentError as error:
+                self.launched = True
+                raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
         self.next_argument()
         push_ptr(self.packed, p)
+        if not own and not self.packed.overflow:
+            if self.foreign is None:
+                self.foreign = {}
+            self.foreign[self.packed.n - 1] = value
         return self
 
     def arg_u32(self, value):
@@ -247,6 +263,8 @@ cdef class KernelLaunch:
         self.writing()
         self.launching = True
         try:
+            if self.foreign is not None:
+                follow(self.gpu, self.kernel, self.packed, self.foreign, s)
             with nogil:
                 launch(self.gpu, self.kernel, self.packed, s)
         finally:
@@ -263,13 +281,16 @@ cdef class KernelLaunch:
         prepared.id = prepared_count
         prepared.gpu, prepared.kernel = self.gpu, self.kernel
         copy_launch(&prepared.packed, self.packed)
+        prepared.foreign = None if self.foreign is None else self.foreign.copy()
         self.launched = True
         return prepared
 
+    def _next_name(self):
+        return parameter_name(self.kernel, 0 if self.launched else self.packed.n)
+
     def _bad(self, value, allowed):
-        cdef uint32_t i = 0 if self.launched else self.packed.n
+        name = self._next_name()
         self.launched = True
-        name = self.kernel.params[i][0] if i < self.kernel.n_params else f"argument {i + 1}"
         return LaunchError(f"{self.kernel.module}.{self.kernel.name}: {name}: got {value!r}, allowed: {allowed}")
 
     def __reduce__(self):
@@ -280,7 +301,8 @@ cdef class PreparedLaunch:
     """A launch with geometry and arguments fixed and checked, made by ``KernelLaunch.prepare()``.
 
     ``launch(stream)`` starts it for the price of the driver call; ``set(which, value)`` changes one argument for the
-    launches that follow. One thread at a time may use it.
+    launches that follow. Arrays of other libraries among the arguments are kept, and each launch asks them for their
+    address and comes after what their library has queued by then. One thread at a time may use it.
     """
 
     def __init__(self):
@@ -299,7 +321,11 @@ cdef class PreparedLaunch:
         cdef Py_buffer view
         name, kind = self.kernel.params[i]
         if code >> 16 == KIND_PTR:
-            word = as_ptr(value, name)
+            if not own_ptr(value, name, self.gpu, &word):
+                word = foreign_ptr(value, name, self.gpu, 0, False)
+                self.set_raw(i, &word)
+                self.foreign = {i: value} if self.foreign is None else {**self.foreign, i: value}
+                return self
         elif code >> 16 == KIND_INT:
             word = integer_bits(value, name, kind[0] == "i", 8 * size)
         elif code >> 16 == KIND_FLOAT:
@@ -347,8 +373,13 @@ cdef class PreparedLaunch:
 
     cdef void set_raw(self, uint32_t i, const void* value) noexcept:
         memcpy(self.packed.args[i], value, self.kernel.codes[i] & 0xFFFF)
+        if self.foreign is not None:
+            self.foreign.pop(i, None)
 
     cdef int c_launch(self, uint64_t stream) except -1 nogil:
+        if self.foreign is not None:
+            with gil:
+                follow(self.gpu, self.kernel, &self.packed, self.foreign, stream)
         start(self.gpu, self.kernel, &self.packed, stream)
         if self.gpu.captures != 0:
             with gil:
@@ -357,6 +388,20 @@ cdef class PreparedLaunch:
 
     def __reduce__(self):
         raise TypeError("a PreparedLaunch belongs to its process and cannot be pickled")
+
+
+cdef str parameter_name(KernelHandle kernel, uint32_t i):
+    return kernel.params[i][0] if i < kernel.n_params else f"argument {i + 1}"
+
+
+cdef int follow(GpuBackend gpu, KernelHandle kernel, Launch* l, dict foreign, uint64_t stream) except -1:
+    """Take the present addresses of other libraries' arrays, and put ``stream`` after their producers."""
+    cdef uint32_t i
+    cdef uint64_t address
+    for i, value in tuple(foreign.items()):
+        address = foreign_ptr(value, parameter_name(kernel, i), gpu, stream, True)
+        memcpy(l.args[i], &address, sizeof(address))
+    return 0
 
 
 cdef uint64_t integer_bits(object value, str name, bint is_signed, uint32_t bits) except? 0xFFFFFFFFFFFFFFFF:

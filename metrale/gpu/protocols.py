@@ -11,15 +11,22 @@ if TYPE_CHECKING:
     HostBuffer = Buffer | npt.NDArray[Any]
 
 
+class HasDlpack(Protocol):
+    """An array of torch, CuPy, NumPy or another library, or a DeviceBuffer."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
 class HasCudaArrayInterface(Protocol):
-    """An array of CuPy, Numba or another library, or a DeviceBuffer."""
+    """An array of Numba or another library."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
 class HasDataPtr(Protocol):
-    """A torch tensor."""
+    """What has an address and says no more of itself."""
 
     def data_ptr(self) -> int: ...
 
@@ -30,5 +37,5 @@ class HasCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
-PointerLike = int | HasCudaArrayInterface | HasDataPtr | None
+PointerLike = int | HasDlpack | HasCudaArrayInterface | HasDataPtr | None
 StreamLike = int | HasCudaStream | None

@@ -28,11 +28,11 @@ def conv1d_update_chunk2(GpuBackend gpu not None, KernelHandle kernel not None, 
     Refuses ``d_conv`` other than 4, sizes of 0, null pointers. Argument order: the Rust launcher
     ``conv1d_update_chunk2``, ``bias`` added last.
     """
-    c_conv1d_update_chunk2(gpu, kernel, as_ptr(conv_state, "conv_state"), as_ptr(input, "input"),
-                           as_ptr(weight, "weight"), as_ptr(output, "output"),
-                           as_ptr(conv_state_intermediate, "conv_state_intermediate"), u32("d_inner", d_inner),
-                           u32("d_conv", d_conv), u32("batch_size", batch_size), gpu.as_stream(stream),
-                           as_ptr(bias, "bias"))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_conv1d_update_chunk2(gpu, kernel, as_ptr(conv_state, "conv_state", gpu, s), as_ptr(input, "input", gpu, s),
+                           as_ptr(weight, "weight", gpu, s), as_ptr(output, "output", gpu, s),
+                           as_ptr(conv_state_intermediate, "conv_state_intermediate", gpu, s), u32("d_inner", d_inner),
+                           u32("d_conv", d_conv), u32("batch_size", batch_size), s, as_ptr(bias, "bias", gpu, s))
 
 
 cdef int c_conv1d_update_chunk2(GpuBackend gpu, KernelHandle kernel, uint64_t conv_state, uint64_t input,

@@ -22,8 +22,9 @@ def dense_gemv(GpuBackend gpu not None, KernelHandle kernel not None, input, wei
     input bf16 ``[k]``, weight bf16 ``[n, k]`` row-major, output bf16 ``[n]``; device pointers. Sums are f32.
     Refuses null pointers, ``n`` or ``k`` of 0. Argument order: the Rust launcher ``ops::dense_gemv``.
     """
-    c_dense_gemv(gpu, kernel, as_ptr(input, "input"), as_ptr(weight, "weight"), as_ptr(output, "output"), u32("n", n),
-                 u32("k", k), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_dense_gemv(gpu, kernel, as_ptr(input, "input", gpu, s), as_ptr(weight, "weight", gpu, s),
+                 as_ptr(output, "output", gpu, s), u32("n", n), u32("k", k), s)
 
 
 cdef int c_dense_gemv(GpuBackend gpu, KernelHandle kernel, uint64_t input, uint64_t weight, uint64_t output,

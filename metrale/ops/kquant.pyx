@@ -31,8 +31,8 @@ def kquant_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel not None,
 
     Refuses ``K`` that is not a positive multiple of 32, ``M`` of 0, null pointers.
     """
-    c_kquant_q8_1_rows_bf16(gpu, kernel, as_ptr(x, "x"), as_ptr(y, "y"), u32("K", K), u32("M", M),
-                            gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_kquant_q8_1_rows_bf16(gpu, kernel, as_ptr(x, "x", gpu, s), as_ptr(y, "y", gpu, s), u32("K", K), u32("M", M), s)
 
 
 cdef int c_kquant_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uint64_t x, uint64_t y, uint32_t K, uint32_t M,
@@ -59,9 +59,10 @@ def kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel no
     only for ``limit > 0``. Refuses ``inter`` that is not a positive multiple of 32, ``rows`` of 0, null pointers
     (but ``w``).
     """
-    c_kquant_swiglu_q8_1_rows_bf16(gpu, kernel, as_ptr(gate, "gate"), as_ptr(up, "up"), as_ptr(w, "w"), as_ptr(h, "h"),
-                                   as_ptr(y, "y"), u32("rows", rows), u32("inter", inter), f32("limit", limit),
-                                   gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_kquant_swiglu_q8_1_rows_bf16(gpu, kernel, as_ptr(gate, "gate", gpu, s), as_ptr(up, "up", gpu, s),
+                                   as_ptr(w, "w", gpu, s), as_ptr(h, "h", gpu, s), as_ptr(y, "y", gpu, s),
+                                   u32("rows", rows), u32("inter", inter), f32("limit", limit), s)
 
 
 cdef int c_kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w,
@@ -95,8 +96,9 @@ def kquant_mmvq_w(GpuBackend gpu not None, KernelHandle kernel not None, w, y, o
     lie on 4-byte boundaries. Refuses ``K`` that is not a positive multiple of 256, ``M`` outside 1..8, ``N`` of 0,
     null pointers.
     """
-    c_kquant_mmvq_w(gpu, kernel, as_ptr(w, "w"), as_ptr(y, "y"), as_ptr(out, "out"), u32("K", K), u32("N", N),
-                    u32("M", M), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_kquant_mmvq_w(gpu, kernel, as_ptr(w, "w", gpu, s), as_ptr(y, "y", gpu, s), as_ptr(out, "out", gpu, s),
+                    u32("K", K), u32("N", N), u32("M", M), s)
 
 
 cdef int c_kquant_mmvq_w(GpuBackend gpu, KernelHandle kernel, uint64_t w, uint64_t y, uint64_t out, uint32_t K,
@@ -124,9 +126,10 @@ def kquant_mmvq_experts_w(GpuBackend gpu not None, KernelHandle kernel not None,
     kernel's suffix: 2, 4 (none) or 8. Each expert's bits are those of ``kquant_mmvq_w``. Refuses what that does,
     ``warps`` outside {2, 4, 8} or other than the kernel's, ``experts`` of 0, strides that are not a multiple of 4.
     """
-    c_kquant_mmvq_experts_w(gpu, kernel, as_ptr(tables, "tables"), as_ptr(y, "y"), as_ptr(out, "out"), u32("K", K),
-                            u32("N", N), u32("M", M), u32("y_stride_bytes", y_stride_bytes), u32("experts", experts),
-                            u32("warps", warps), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_kquant_mmvq_experts_w(gpu, kernel, as_ptr(tables, "tables", gpu, s), as_ptr(y, "y", gpu, s),
+                            as_ptr(out, "out", gpu, s), u32("K", K), u32("N", N), u32("M", M),
+                            u32("y_stride_bytes", y_stride_bytes), u32("experts", experts), u32("warps", warps), s)
 
 
 cdef int c_kquant_mmvq_experts_w(GpuBackend gpu, KernelHandle kernel, uint64_t tables, uint64_t y, uint64_t out,

@@ -31,8 +31,9 @@ def moe_v41_swiglu(GpuBackend gpu not None, KernelHandle kernel not None, gate, 
 
     gate, up, h bf16 ``[rows, inter]``; w f32 ``[rows]`` or null (1). Refuses sizes of 0, null pointers (but ``w``).
     """
-    c_moe_v41_swiglu(gpu, kernel, as_ptr(gate, "gate"), as_ptr(up, "up"), as_ptr(w, "w"), as_ptr(h, "h"),
-                     u32("rows", rows), u32("inter", inter), f32("limit", limit), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_swiglu(gpu, kernel, as_ptr(gate, "gate", gpu, s), as_ptr(up, "up", gpu, s), as_ptr(w, "w", gpu, s),
+                     as_ptr(h, "h", gpu, s), u32("rows", rows), u32("inter", inter), f32("limit", limit), s)
 
 
 cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w, uint64_t h,
@@ -58,7 +59,8 @@ cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, ui
 
 def moe_v41_accumulate(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n, stream):
     """``acc += src``: acc f32 ``[n]``, src bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
-    c_moe_v41_accumulate(gpu, kernel, as_ptr(acc, "acc"), as_ptr(src, "src"), u32("n", n), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_accumulate(gpu, kernel, as_ptr(acc, "acc", gpu, s), as_ptr(src, "src", gpu, s), u32("n", n), s)
 
 
 cdef int c_moe_v41_accumulate(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n,
@@ -69,7 +71,8 @@ cdef int c_moe_v41_accumulate(GpuBackend gpu, KernelHandle kernel, uint64_t acc,
 
 def moe_v41_finish(GpuBackend gpu not None, KernelHandle kernel not None, acc, out, n, stream):
     """``out = bf16(acc)``: acc f32 ``[n]``, out bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
-    c_moe_v41_finish(gpu, kernel, as_ptr(acc, "acc"), as_ptr(out, "out"), u32("n", n), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_finish(gpu, kernel, as_ptr(acc, "acc", gpu, s), as_ptr(out, "out", gpu, s), u32("n", n), s)
 
 
 cdef int c_moe_v41_finish(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t out, uint32_t n,
@@ -94,8 +97,9 @@ cdef int elementwise(GpuBackend gpu, KernelHandle kernel, str a_name, uint64_t a
 def moe_v41_sum_rows(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n_rows, dim, stream):
     """``acc += src[0]; acc += src[1]; ...``: acc f32 ``[dim]``, src bf16 ``[n_rows, dim]``, with the rounding of
     that many ``moe_v41_accumulate``. Refuses sizes of 0, null pointers."""
-    c_moe_v41_sum_rows(gpu, kernel, as_ptr(acc, "acc"), as_ptr(src, "src"), u32("n_rows", n_rows), u32("dim", dim),
-                       gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_sum_rows(gpu, kernel, as_ptr(acc, "acc", gpu, s), as_ptr(src, "src", gpu, s), u32("n_rows", n_rows),
+                       u32("dim", dim), s)
 
 
 cdef int c_moe_v41_sum_rows(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n_rows,
@@ -117,8 +121,9 @@ cdef int c_moe_v41_sum_rows(GpuBackend gpu, KernelHandle kernel, uint64_t acc, u
 def moe_v41_router_gemv_f32out(GpuBackend gpu not None, KernelHandle kernel not None, A, B, C, M, N, K, stream):
     """Router logits ``C[m, n] = sum over k of A[m, k] * B[n, k]``: A bf16 ``[M, K]``, B bf16 ``[N, K]``, C f32
     ``[M, N]``. A row's bits do not depend on M. Refuses ``M`` outside 1..8, sizes of 0, null pointers."""
-    c_moe_v41_router_gemv_f32out(gpu, kernel, as_ptr(A, "A"), as_ptr(B, "B"), as_ptr(C, "C"), u32("M", M), u32("N", N),
-                                 u32("K", K), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_router_gemv_f32out(gpu, kernel, as_ptr(A, "A", gpu, s), as_ptr(B, "B", gpu, s), as_ptr(C, "C", gpu, s),
+                                 u32("M", M), u32("N", N), u32("K", K), s)
 
 
 cdef int c_moe_v41_router_gemv_f32out(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B, uint64_t C,
@@ -132,8 +137,9 @@ cdef int c_moe_v41_router_gemv_f32out(GpuBackend gpu, KernelHandle kernel, uint6
 def moe_v41_router_gemv_f32out_products(GpuBackend gpu not None, KernelHandle kernel not None, A, B, C, M, N, K,
                                         stream):
     """``moe_v41_router_gemv_f32out`` with more warps an output: the same arguments, refusals and bits."""
-    c_moe_v41_router_gemv_f32out_products(gpu, kernel, as_ptr(A, "A"), as_ptr(B, "B"), as_ptr(C, "C"), u32("M", M),
-                                          u32("N", N), u32("K", K), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_router_gemv_f32out_products(gpu, kernel, as_ptr(A, "A", gpu, s), as_ptr(B, "B", gpu, s),
+                                          as_ptr(C, "C", gpu, s), u32("M", M), u32("N", N), u32("K", K), s)
 
 
 cdef int c_moe_v41_router_gemv_f32out_products(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B,
@@ -174,12 +180,14 @@ def moe_v41_route_select(GpuBackend gpu not None, KernelHandle kernel not None, 
     not resident; bit 1: a logit is not finite, nothing was picked. Refuses ``n_routed`` over 1024, ``topk`` outside
     1..min(n_routed, 32), ``gate_temp`` not above 0, null pointers (but ``bias``).
     """
-    c_moe_v41_route_select(gpu, kernel, as_ptr(logits, "logits"), as_ptr(bias, "bias"), u32("n_routed", n_routed),
-                           u32("topk", topk), f32("gate_temp", gate_temp), f32("route_scale", route_scale),
-                           1 if norm_topk else 0, as_ptr(slot_of, "slot_of"), as_ptr(arena_base, "arena_base"),
-                           u64("slot_bytes", slot_bytes), u64("gate_off", gate_off), u64("up_off", up_off),
-                           u64("down_off", down_off), as_ptr(hdr, "hdr"), as_ptr(plan_w, "plan_w"),
-                           as_ptr(plan_rows, "plan_rows"), as_ptr(ptrs, "ptrs"), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_route_select(gpu, kernel, as_ptr(logits, "logits", gpu, s), as_ptr(bias, "bias", gpu, s),
+                           u32("n_routed", n_routed), u32("topk", topk), f32("gate_temp", gate_temp),
+                           f32("route_scale", route_scale), 1 if norm_topk else 0, as_ptr(slot_of, "slot_of", gpu, s),
+                           as_ptr(arena_base, "arena_base", gpu, s), u64("slot_bytes", slot_bytes),
+                           u64("gate_off", gate_off), u64("up_off", up_off), u64("down_off", down_off),
+                           as_ptr(hdr, "hdr", gpu, s), as_ptr(plan_w, "plan_w", gpu, s),
+                           as_ptr(plan_rows, "plan_rows", gpu, s), as_ptr(ptrs, "ptrs", gpu, s), s)
 
 
 cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t logits, uint64_t bias,
@@ -228,8 +236,9 @@ def moe_v41_slot_table_set(GpuBackend gpu not None, KernelHandle kernel not None
     table i32 ``[layers, n_routed]``. Refuses ``n_routed`` over 1024, ``n`` of 0, null pointers. The triples' own
     ranges are the caller's word: they lie on the device.
     """
-    c_moe_v41_slot_table_set(gpu, kernel, as_ptr(table, "table"), u32("n_routed", n_routed),
-                             as_ptr(triples, "triples"), u32("n", n), gpu.as_stream(stream))
+    cdef uint64_t s = gpu.as_stream(stream)
+    c_moe_v41_slot_table_set(gpu, kernel, as_ptr(table, "table", gpu, s), u32("n_routed", n_routed),
+                             as_ptr(triples, "triples", gpu, s), u32("n", n), s)
 
 
 cdef int c_moe_v41_slot_table_set(GpuBackend gpu, KernelHandle kernel, uint64_t table, uint32_t n_routed,

@@ -368,7 +368,7 @@ def test_the_legacy_stream_cannot_be_captured(device):
 # Captures that fail
 
 
-def test_a_stream_that_is_not_joined_back_fails_the_capture_and_both_can_be_used(device, stream, side, event, out, fill):
+def test_a_stream_that_is_not_joined_back_fails_the_capture_and_stays_usable(device, stream, side, event, out, fill):
     device.begin_capture(stream)
     device.record_event(event, stream)
     device.stream_wait_event(side, event)

@@ -134,6 +134,7 @@ USES = {
     "copy_d2d_2d_async": lambda gpu, s: gpu.copy_d2d_2d_async(s["ptr"], 8, s["ptr"] + 16, 8, 8, 2, s["stream"]),
     "buffer": lambda gpu, s: gpu.buffer(16),
     "upload": lambda gpu, s: gpu.upload(bytes(16)),
+    "pinned_buffer": lambda gpu, s: gpu.pinned_buffer(16),
     "default_stream": lambda gpu, s: gpu.default_stream(),
     "create_stream": lambda gpu, s: gpu.create_stream(),
     "destroy_stream": lambda gpu, s: gpu.destroy_stream(s["stream"]),
