@@ -195,11 +195,11 @@ cdef class Graphs(Core):
         if recorded == capture:
             return 0
         if recorded == 0:
-            raise CaptureError(f"stream_wait_event: the stream {stream:#x} is being captured, and the event {event:#x} was "
-                               "not recorded in its capture")
+            raise CaptureError(f"stream_wait_event: the stream {stream:#x} is being captured, and the event {event:#x} "
+                               "was not recorded in its capture")
         if capture != 0:
-            raise CaptureError(f"stream_wait_event: the event {event:#x} was recorded in another capture than that of the "
-                               f"stream {stream:#x}")
+            raise CaptureError(f"stream_wait_event: the event {event:#x} was recorded in another capture than that of "
+                               f"the stream {stream:#x}")
         return 0 if self.numbered(recorded) is not None else self.check_event(event, "stream_wait_event")
 
     cdef int check_event(self, uint64_t event, str call) except -1:
