@@ -320,7 +320,7 @@ cdef class GpuBackend(Graphs):
         """
         if self.closed:
             return []
-        if self.forked():
+        if self.forked:
             self.closed = True
             return []
         left, said = self.ledger.live(), self.ledger.left_over()
@@ -332,7 +332,7 @@ cdef class GpuBackend(Graphs):
     @property
     def usable(self):
         """Whether the backend is open, and was opened by this process and not by one that it was forked from."""
-        return self.is_usable()
+        return self.serving
 
     def __enter__(self):
         self.check_open()

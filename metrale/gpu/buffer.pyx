@@ -43,13 +43,13 @@ cdef class OwnedMemory:
         cdef Core gpu = self.gpu
         if allocation is None:
             return
-        if gpu.is_usable() and allocation.freed_at is None and self.exports > 0:
+        if gpu.serving and allocation.freed_at is None and self.exports > 0:
             gpu.let_go(False)
             if self.exports > 0:
                 raise MetraleError(f"{self!r} is exported {self.exports} times: it is freed once the views, DLPack "
                                    "tensors and copies that use it are done")
         self.allocation = None
-        if gpu.is_usable():
+        if gpu.serving:
             gpu.release(allocation)
 
     def __enter__(self):

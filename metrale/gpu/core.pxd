@@ -14,6 +14,7 @@ cdef class Core(Driver):
     cdef readonly str kind
     cdef readonly str name
     cdef readonly bint closed
+    cdef bint serving                      # open, and not in a forked child: all that a launch has to ask
     cdef readonly int sm_count             # multiprocessors; on the host, worker threads
     cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
     cdef uint64_t stream0                  # the default stream
@@ -27,7 +28,7 @@ cdef class Core(Driver):
     cdef str after_fork                    # what a forked child can do instead
     cdef dict kernels                      # (module, name) -> KernelHandle
     cdef object loading                    # a lock
-    cdef int fork_count
+    cdef bint forked                       # this process was forked from the one that opened the backend
     cdef uint32_t max_grid[3]
     cdef uint32_t max_block[3]
 
@@ -44,8 +45,6 @@ cdef class Core(Driver):
     cdef int c_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1
     cdef int c_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes, uint64_t stream) except -1
 
-    cdef bint is_usable(self) noexcept nogil
-    cdef bint forked(self) noexcept nogil
     cdef int check_open(self) except -1
     cdef int check_still_open(self) except -1
     cdef int check_waitable(self, uint64_t stream, str call) except -1

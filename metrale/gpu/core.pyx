@@ -21,17 +21,19 @@ from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger
 
 cdef size_t LONGEST = <size_t>1 << 62
-cdef int fork_count = 0         # forks this process descends from; a backend remembers its own
 cdef uint64_t backends = 0      # opened so far: a number that is never used again
 
 
-def _count_fork():
-    global fork_count
-    fork_count += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 _open = weakref.WeakSet()
+
+
+def _mark_forked():
+    cdef Core gpu
+    for gpu in list(_open):
+        gpu.forked, gpu.serving = True, False
+
+
+os.register_at_fork(after_in_child=_mark_forked)
 
 
 cdef class Core(Driver):
@@ -47,7 +49,6 @@ cdef class Core(Driver):
         self.closed = True
         self.held = []
         self.spare_events = []
-        self.fork_count = fork_count
 
     def __reduce__(self):
         raise TypeError("a GpuBackend belongs to its process and cannot be pickled")
@@ -55,6 +56,7 @@ cdef class Core(Driver):
     cdef int release_all(self) except -1:
         cdef Allocation a
         self.closing = _thread.get_ident()
+        self.serving = False
         atomic_write(<int*>&self.closed, 1)      # before the look at the calls in flight: they look the other way round
         _open.discard(self)
         while atomic_read(&self.in_flight) > 0:
@@ -109,22 +111,17 @@ cdef class Core(Driver):
     cdef int opened(self) except -1:
         """Called last by a constructor."""
         self.closed = False
+        self.serving = True
         self.closing = None
         _open.add(self)
         return 0
 
-    cdef bint is_usable(self) noexcept nogil:
-        """Whether the backend is open, and was opened by this process."""
-        return not self.closed and not self.forked()
-
-    cdef bint forked(self) noexcept nogil:
-        """Whether the backend was opened by a process that this one was forked from."""
-        return self.fork_count != fork_count
-
     cdef int check_open(self) except -1:
+        if self.serving:
+            return 0
         if self.closed:
             raise MetraleError(f"{self!r} is closed")
-        if self.forked():
+        if self.forked:
             raise MetraleError(f"{self!r} was opened before fork(): {self.after_fork}")
         return 0
 
@@ -169,7 +166,8 @@ cdef class Core(Driver):
         return 0
 
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        self.check_open()
+        if not self.serving:
+            self.check_open()
         if stream is None:
             return self.stream0
         if PyLong_CheckExact(stream):      # what a hot loop passes
@@ -313,7 +311,7 @@ cdef class Core(Driver):
 def _close_all():
     cdef Core gpu
     for gpu in list(_open):
-        if gpu.closed or gpu.forked():
+        if not gpu.serving:
             continue
         said = gpu.ledger.left_over()
         try:

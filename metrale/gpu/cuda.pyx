@@ -38,11 +38,17 @@ cdef extern from "sched.h" nogil:
     int sched_yield()
 
 cdef enum:
+    DRIVER_API = 12000             # the CUDA version whose cuLaunchKernel is called
     DEFAULT_SHARED = 48 * 1024     # shared bytes a block may have without opting in
     PORTABLE_CLUSTER = 8           # blocks of a cluster that every device with clusters takes
     MAX_ATTRIBUTES = 3             # of a launch: one a flag
     SPIN_NS = 20_000_000           # a wait that is longer than this can spare the time of a sleep
     SIGNALS_NS = 50_000_000        # between looks for Ctrl-C, which take the GIL from others
+
+# The driver's own cuLaunchKernel: what stands before it in cydriver costs a tenth of what a launch may add to it.
+cdef cu.CUresult (*launch_kernel)(
+    cu.CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
+    cu.CUstream, void**, void**) noexcept nogil
 
 _CAPTURE_ERRORS = {
     cu.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: "a stream that joined it was not joined back, ",
@@ -81,6 +87,7 @@ cdef class CudaBackend(GpuBackend):
         self.ordinal = device
         check(cu.cuDeviceGet(&self.device, device), "cuDeviceGet")
         check(cu.cuDriverGetVersion(&self.driver_version), "cuDriverGetVersion")
+        check(cu.cuGetProcAddress(b"cuLaunchKernel", <void**>&launch_kernel, DRIVER_API, 0, NULL), "cuGetProcAddress")
         cdef char name[256]
         check(cu.cuDeviceGetName(name, sizeof(name), self.device), "cuDeviceGetName")
         self.name = (<bytes>name).decode()
@@ -250,17 +257,24 @@ cdef class CudaBackend(GpuBackend):
         return kernel
 
     cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
-        cdef cu.CUresult result = cu.CUDA_SUCCESS
+        cdef cu.CUresult result = cu.CUDA_ERROR_INVALID_CONTEXT
+        atomic_add(&self.in_flight, 1)
+        if not self.closed and l.shared_bytes <= kernel.shared_opted:
+            result = launch(kernel, l, stream)
+        atomic_add(&self.in_flight, -1)
+        return 0 if result == cu.CUDA_SUCCESS else self.launch_again(kernel, l, stream, result)
+
+    cdef int launch_again(self, KernelHandle kernel, Launch* l, uint64_t stream, cu.CUresult result) except -1 nogil:
+        """What a launch needs the first time in a thread or of a kernel: the context, and its shared memory. The driver
+        says what is missing; asking it before each launch would cost more than the launch has to spare."""
+        cdef cu.CUcontext current = NULL
+        cu.cuCtxGetCurrent(&current)
+        cdef bint ready = current == self.context and l.shared_bytes <= kernel.shared_opted
         cdef int pushed = self.enter()
-        if l.shared_bytes > kernel.shared_opted:
-            result = opt_in(kernel)
-        if result == cu.CUDA_SUCCESS:
-            if l.flags == 0:
-                result = cu.cuLaunchKernel(
-                    <cu.CUfunction>kernel.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1], l.block[2],
-                    <unsigned int>l.shared_bytes, <cu.CUstream>stream, l.args, NULL)
-            else:
-                result = launch_special(kernel, l, stream)
+        if not ready:
+            result = opt_in(kernel) if l.shared_bytes > kernel.shared_opted else cu.CUDA_SUCCESS
+            if result == cu.CUDA_SUCCESS:
+                result = launch(kernel, l, stream)
         self.leave(pushed)
         if result != cu.CUDA_SUCCESS:
             with gil:
@@ -654,6 +668,13 @@ cdef void fill_config(KernelHandle kernel, Launch* l, cu.CUstream stream, cu.CUl
         attributes[n].value.programmaticStreamSerializationAllowed = 1
         n += 1
     config.numAttrs = n
+
+
+cdef inline cu.CUresult launch(KernelHandle kernel, Launch* l, uint64_t stream) noexcept nogil:
+    if l.flags != 0:
+        return launch_special(kernel, l, stream)
+    return launch_kernel(<cu.CUfunction>kernel.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
+                         l.block[2], <unsigned int>l.shared_bytes, <cu.CUstream>stream, l.args, NULL)
 
 
 cdef cu.CUresult launch_special(KernelHandle kernel, Launch* l, uint64_t stream) noexcept nogil:

@@ -86,12 +86,16 @@ cdef class Graphs(Core):
         return self.driver_capture_status(self.as_stream(stream), NULL, NULL) != CAPTURE_NONE
 
     def launch_graph(self, graph, stream=None):
-        """Queue all work of ``graph`` on ``stream``. Memory that it uses must still be there."""
+        """Queue all work of ``graph`` on ``stream``. Memory that it uses must still be there. Refuses a stream that is
+        being captured."""
         cdef uint64_t s = self.as_stream(stream)
         cdef CapturedWork work = self.work_of(graph)
+        if self.driver_capture_status(s, NULL, NULL) != CAPTURE_NONE:
+            raise CaptureError(f"launch_graph: the stream {s:#x} is being captured, and a graph does not become "
+                               "part of another")
         with work.launching:
             self.driver_launch_graph(graph, s)
-        if work.held and self.driver_capture_status(s, NULL, NULL) == CAPTURE_NONE:
+        if work.held:
             self.hold(work.held, s)
 
     def destroy_graph(self, graph):

@@ -1,7 +1,25 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
+from cpython.bool cimport PyBool_Check
+from cpython.long cimport PyLong_Check, PyLong_CheckExact
 from libc.stdint cimport uint64_t
 
 from metrale.gpu.core cimport Core
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow)     # of an int it raises nothing
+
+
+cdef inline bint is_int(object value, long long low, long long high, long long* n) noexcept:
+    """Whether ``value`` is an int in a range, and not a bool: what most arguments are, told without an exception."""
+    cdef int overflow = 0
+    if not PyLong_CheckExact(value) and (not PyLong_Check(value) or PyBool_Check(value)):
+        return False
+    n[0] = PyLong_AsLongLongAndOverflow(value, &overflow)
+    return overflow == 0 and low <= n[0] <= high
+
+
+cdef enum:
+    LONGEST_INT = 0x7FFFFFFFFFFFFFFF
 
 
 cdef uint64_t as_ptr(object value, str name, Core gpu, uint64_t stream) except? 0xFFFFFFFFFFFFFFFF

@@ -2,7 +2,6 @@
 """What the runtime takes for a device pointer, a stream, a size and host memory, and how it refuses all else."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.long cimport PyLong_CheckExact
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint64_t
 
@@ -43,8 +42,9 @@ cdef uint64_t address_of(object value, str name, Core gpu) except? 0xFFFFFFFFFFF
 
 cdef bint own_ptr(object value, str name, Core gpu, uint64_t* address) except -1:
     """Whether ``value`` is an address already: an int, None, or a DeviceBuffer of this backend."""
-    if PyLong_CheckExact(value):
-        address[0] = as_handle(value, name)
+    cdef long long n
+    if is_int(value, 0, LONGEST_INT, &n):
+        address[0] = n
     elif value is None:
         address[0] = 0
     elif isinstance(value, int):
@@ -223,13 +223,9 @@ cdef int reject(str name, object value, str what, str allowed) except -1:
 
 cdef uint64_t as_handle(object value, str name) except? 0xFFFFFFFFFFFFFFFF:
     """An address, stream or event."""
-    cdef uint64_t handle
-    if PyLong_CheckExact(value):
-        try:
-            handle = value
-            return handle
-        except OverflowError:
-            pass
+    cdef long long n
+    if is_int(value, 0, LONGEST_INT, &n):
+        return n
     return as_integer(value, name, 0xFFFFFFFFFFFFFFFF, "an integer, 0 to 2**64 - 1")
 
 

@@ -84,7 +84,7 @@ cdef class PreparedLaunch:
 
     cdef int place_of(self, object which) except -1
     # Overwrite argument i with the bytes of its parameter; the caller knows their number and meaning.
-    cdef void set_raw(self, uint32_t i, const void* value) noexcept
+    cdef void set_raw(self, uint32_t i, const void* value) noexcept nogil
     cdef int c_launch(self, uint64_t stream) except -1 nogil
 
 
@@ -98,4 +98,6 @@ cdef class KernelLaunch:
 
     cdef int writing(self) except -1
     cdef int next_argument(self) except -1
+    cdef long long integer(self, object value, bint is_signed, uint32_t bits) except? -1
+    cdef double number(self, object value) except? -1
     cdef KernelLaunch set_flag(self, LaunchFlag flag, bint on)

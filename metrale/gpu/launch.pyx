@@ -4,9 +4,9 @@
 cimport cython
 
 from cpython.buffer cimport PyBuffer_Release
-from cpython.long cimport PyLong_CheckExact
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.number cimport PyNumber_Index
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
@@ -16,7 +16,7 @@ from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport (
     LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS, Launch, LaunchFlag, copy_launch,
 )
-from metrale.gpu.interop cimport as_integer, foreign_ptr, host_buffer, own_ptr
+from metrale.gpu.interop cimport LONGEST_INT, as_integer, foreign_ptr, host_buffer, is_int, own_ptr
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle, param_code,
 )
@@ -80,12 +80,14 @@ cdef class KernelLaunch:
         if self.packed != NULL:
             give_launch(self.packed)
 
+    @cython.final
     cdef int writing(self) except -1:
         if self.launching:
             raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: another thread is launching with this "
                               "KernelLaunch: each thread needs its own")
         return 0
 
+    @cython.final
     cdef int next_argument(self) except -1:
         self.writing()
         if self.launched:
@@ -171,66 +173,50 @@ cdef class KernelLaunch:
 
     def arg_u32(self, value):
         """An unsigned 32-bit integer."""
-        cdef uint32_t v
-        try:
-            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "an integer from 0 to 4294967295") from error
+        cdef long long n
+        if not is_int(value, 0, 0xFFFFFFFF, &n):
+            n = self.integer(value, False, 32)
         self.next_argument()
-        push_u32(self.packed, v)
+        push_u32(self.packed, <uint32_t>n)
         return self
 
     def arg_i32(self, value):
         """A signed 32-bit integer."""
-        cdef int v
-        try:
-            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "an integer from -2147483648 to 2147483647") from error
+        cdef long long n
+        if not is_int(value, -0x80000000, 0x7FFFFFFF, &n):
+            n = self.integer(value, True, 32)
         self.next_argument()
-        push_i32(self.packed, v)
+        push_i32(self.packed, <int32_t>n)
         return self
 
     def arg_u64(self, value):
         """An unsigned 64-bit integer."""
-        cdef uint64_t v
-        try:
-            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "an integer from 0 to 2**64 - 1") from error
+        cdef long long n
+        if not is_int(value, 0, LONGEST_INT, &n):
+            n = self.integer(value, False, 64)
         self.next_argument()
-        push_u64(self.packed, v)
+        push_u64(self.packed, n)
         return self
 
     def arg_i64(self, value):
         """A signed 64-bit integer."""
-        cdef long long v
-        try:
-            v = value if PyLong_CheckExact(value) else PyNumber_Index(value)
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "an integer from -2**63 to 2**63 - 1") from error
+        cdef long long n
+        if not is_int(value, -LONGEST_INT, LONGEST_INT, &n):
+            n = self.integer(value, True, 64)
         self.next_argument()
-        push_i64(self.packed, v)
+        push_i64(self.packed, n)
         return self
 
     def arg_f32(self, value):
         """A 32-bit float; the value is rounded to nearest."""
-        cdef double v
-        try:
-            v = value
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "a float") from error
+        cdef double v = PyFloat_AS_DOUBLE(value) if PyFloat_CheckExact(value) else self.number(value)
         self.next_argument()
         push_f32(self.packed, <float>v)
         return self
 
     def arg_f64(self, value):
         """A 64-bit float."""
-        cdef double v
-        try:
-            v = value
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "a float") from error
+        cdef double v = PyFloat_AS_DOUBLE(value) if PyFloat_CheckExact(value) else self.number(value)
         self.next_argument()
         push_f64(self.packed, v)
         return self
@@ -259,7 +245,7 @@ cdef class KernelLaunch:
 
         Returns once the launch is queued.
         """
-        cdef uint64_t s = self.gpu.as_stream(stream)
+        cdef uint64_t s = stream_of(self.gpu, stream)
         self.writing()
         self.launching = True
         try:
@@ -284,6 +270,21 @@ cdef class KernelLaunch:
         prepared.foreign = None if self.foreign is None else self.foreign.copy()
         self.launched = True
         return prepared
+
+    cdef long long integer(self, object value, bint is_signed, uint32_t bits) except? -1:
+        """The low bits of an integer that is no plain int in range, or is refused."""
+        cdef str name = self._next_name()
+        try:
+            return <long long>integer_bits(value, name, is_signed, bits)
+        except ArgumentError as error:
+            self.launched = True
+            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
+
+    cdef double number(self, object value) except? -1:
+        try:
+            return value
+        except (OverflowError, TypeError) as error:
+            raise self._bad(value, "a float") from error
 
     def _next_name(self):
         return parameter_name(self.kernel, 0 if self.launched else self.packed.n)
@@ -316,6 +317,7 @@ cdef class PreparedLaunch:
         cdef uint32_t code = self.kernel.codes[i], size = code & 0xFFFF
         cdef str name, kind
         cdef uint64_t word = 0
+        cdef long long small
         cdef float single
         cdef double number
         cdef Py_buffer view
@@ -327,7 +329,9 @@ cdef class PreparedLaunch:
                 self.foreign = {i: value} if self.foreign is None else {**self.foreign, i: value}
                 return self
         elif code >> 16 == KIND_INT:
-            word = integer_bits(value, name, kind[0] == "i", 8 * size)
+            if size < 4 or not is_int(value, 0, 0x7FFFFFFF, &small):      # one that every such parameter takes
+                small = <long long>integer_bits(value, name, kind[0] == "i", 8 * size)
+            word = <uint64_t>small
         elif code >> 16 == KIND_FLOAT:
             try:
                 number = value
@@ -349,7 +353,7 @@ cdef class PreparedLaunch:
 
     def launch(self, stream=None):
         """Start the kernel on ``stream`` (None: the default stream). Returns once the launch is queued."""
-        cdef uint64_t s = self.gpu.as_stream(stream)
+        cdef uint64_t s = stream_of(self.gpu, stream)
         with nogil:
             self.c_launch(s)
 
@@ -371,16 +375,18 @@ cdef class PreparedLaunch:
         names = ", ".join(name for name, _ in self.kernel.params)
         refuse("which", which, f"a parameter of {self.kernel.name} ({names}) or its place from 0")
 
-    cdef void set_raw(self, uint32_t i, const void* value) noexcept:
+    cdef void set_raw(self, uint32_t i, const void* value) noexcept nogil:
         memcpy(self.packed.args[i], value, self.kernel.codes[i] & 0xFFFF)
         if self.foreign is not None:
-            self.foreign.pop(i, None)
+            with gil:
+                self.foreign.pop(i, None)
 
     cdef int c_launch(self, uint64_t stream) except -1 nogil:
         if self.foreign is not None:
             with gil:
                 follow(self.gpu, self.kernel, &self.packed, self.foreign, stream)
-        start(self.gpu, self.kernel, &self.packed, stream)
+        serve(self.gpu)
+        self.gpu.driver_launch(self.kernel, &self.packed, stream)
         if self.gpu.captures != 0:
             with gil:
                 self.gpu.remember_node(self.id, stream)
@@ -388,6 +394,16 @@ cdef class PreparedLaunch:
 
     def __reduce__(self):
         raise TypeError("a PreparedLaunch belongs to its process and cannot be pickled")
+
+
+cdef inline uint64_t stream_of(GpuBackend gpu, object stream) except? 0xFFFFFFFFFFFFFFFF:
+    """``as_stream`` for a launch, which asks by itself whether the backend is open."""
+    cdef long long s
+    if stream is None:
+        return gpu.stream0
+    if is_int(stream, 0, LONGEST_INT, &s):
+        return s
+    return gpu.as_stream(stream)
 
 
 cdef str parameter_name(KernelHandle kernel, uint32_t i):
@@ -409,7 +425,8 @@ cdef uint64_t integer_bits(object value, str name, bint is_signed, uint32_t bits
     cdef object one = 1      # shifted as a Python integer: 64 bits of C are one too few
     low = -(one << (bits - 1)) if is_signed else 0
     high = (one << (bits - 1 if is_signed else bits)) - 1
-    allowed = f"an integer from {low} to {high}"
+    limits = f"{low} to {high}" if bits < 64 else "-2**63 to 2**63 - 1" if is_signed else "0 to 2**64 - 1"
+    allowed = f"an integer from {limits}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         refuse(name, value, allowed)
     number = PyNumber_Index(value)
@@ -419,6 +436,10 @@ cdef uint64_t integer_bits(object value, str name, bint is_signed, uint32_t bits
 
 
 cdef int _set_dims(uint32_t* dims, str what, x, y, z) except -1:
+    cdef long long i, j, k
+    if is_int(x, 0, 0xFFFFFFFF, &i) and is_int(y, 0, 0xFFFFFFFF, &j) and is_int(z, 0, 0xFFFFFFFF, &k):
+        dims[0], dims[1], dims[2] = <uint32_t>i, <uint32_t>j, <uint32_t>k
+        return 0
     if not isinstance(x, int) and hasattr(x, "__len__"):
         if len(x) != 3 or (y, z) != (1, 1):
             raise ArgumentError(f"{what}: got {x!r}, allowed: three integers, or one sequence of three")
@@ -455,16 +476,17 @@ cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1 nog
 
 cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
     """Check ``l`` against the kernel and the device, and launch. Raises LaunchError before the driver call."""
+    serve(gpu)
     check_fit(gpu, kernel, l)
-    return start(gpu, kernel, l, stream)
+    return gpu.driver_launch(kernel, l, stream)
 
 
-cdef int start(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
-    """Launch what fits."""
-    if not gpu.is_usable():
+cdef inline int serve(GpuBackend gpu) except -1 nogil:
+    """Refuse a backend that is closed, or was opened before a fork."""
+    if not gpu.serving:
         with gil:
             gpu.check_open()
-    return gpu.driver_launch(kernel, l, stream)
+    return 0
 
 
 cdef inline bint code_fits(uint32_t got, uint32_t want) noexcept nogil:

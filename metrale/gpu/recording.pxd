@@ -11,7 +11,7 @@ cdef class LaunchStep:
 
 
 cdef class Recording:
-    cdef readonly uint64_t id
+    cdef uint64_t id
     cdef list steps            # what to do, in the order in which it was queued
     cdef dict before           # stream -> the steps that its next one comes after, as bits
 
