@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The package's modules as the CUDA driver sees them."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 from cuda.bindings import driver
 
 import metrale
+from metrale import Graph, KernelLaunch
 from metrale.errors import ArgumentError, CudaError, LaunchError
 from metrale.gpu import cubin, sources
 
+PROBES = Path(__file__).with_name("probes.cu")
 KERNELS = [(module, kernel) for module, kernels in sources.signatures().items() for kernel in kernels]
 
 
@@ -65,6 +70,62 @@ def test_where_no_context_was_current_the_backends_is_until_it_closes(primary):
         gpu.free(gpu.alloc(64))
         assert current() == int(primary)
     assert current() == 0
+
+
+@pytest.fixture
+def another(primary):
+    """A context of the device that is not its primary one, and is current."""
+    error, context = driver.cuCtxCreate(None, 0, 0)
+    assert error == driver.CUresult.CUDA_SUCCESS
+    yield context
+    driver.cuCtxDestroy(context)
+
+
+def fill_of(gpu, buffer, value):
+    return KernelLaunch(gpu, gpu.kernel("probes", "fill")).block(4).arg_ptr(buffer).arg_u32(4).arg_u32(value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["builder", "prepared", "legacy stream", "cooperative"])
+def test_a_launch_goes_to_the_backends_context_whichever_is_current(primary, another, form):
+    with metrale.open("cuda") as gpu:
+        gpu.add_module(PROBES)
+        with gpu.buffer(16) as out:
+            launch = fill_of(gpu, out, 7)
+            if form == "prepared":
+                launch = launch.prepare()
+            if form == "cooperative":
+                launch.cooperative()
+            stream = 0 if form == "legacy stream" else gpu.default_stream()
+            launch.launch(stream)
+            assert current() == int(another)
+            gpu.synchronize(stream)
+            assert out.numpy("uint32").tolist() == [7] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stream", ["default", "legacy"])
+def test_a_thread_without_a_context_launches(primary, stream):
+    with metrale.open("cuda") as gpu:
+        gpu.add_module(PROBES)
+        with gpu.buffer(16) as out:
+            launch = fill_of(gpu, out, 7).prepare()
+            driver.cuCtxSetCurrent(driver.CUcontext(0))
+            launch.launch(0 if stream == "legacy" else None)
+            gpu.synchronize(0 if stream == "legacy" else None)
+            assert out.numpy("uint32").tolist() == [7] * 4
+
+
+@pytest.mark.gpu
+def test_a_thread_without_a_context_launches_into_a_capture(primary):
+    with metrale.open("cuda") as gpu:
+        gpu.add_module(PROBES)
+        with gpu.buffer(16) as out, ThreadPoolExecutor(1) as pool:
+            with Graph(gpu) as graph:
+                pool.submit(fill_of(gpu, out, 7).launch).result()
+            graph.launch()
+            assert out.numpy("uint32").tolist() == [7] * 4
+            graph.free()
 
 
 @pytest.mark.gpu
