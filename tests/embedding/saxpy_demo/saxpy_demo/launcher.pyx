@@ -8,8 +8,8 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from metrale.errors import MetraleError
 
 from metrale.gpu cimport (
-    COPY_D2H, GpuBackend, KernelHandle, Launch, PreparedLaunch, address_of, as_ptr, launch, launch_geometry, push_f32, push_ptr,
-    push_u32,
+    COPY_D2H, GpuBackend, KernelHandle, Launch, PreparedLaunch, address_of, as_ptr, launch, launch_geometry, push_f32,
+    push_ptr, push_u32,
 )
 from metrale.ops.moe cimport c_moe_v41_finish
 
