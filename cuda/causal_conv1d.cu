@@ -18,9 +18,9 @@ constexpr uint32_t CHUNK = 2;
 // step. One thread a channel: grid (ceil(dim / 256), batch), block 256.
 extern "C" __global__ void
 causal_conv1d_update_chunk2(float* __restrict__ state, const __nv_bfloat16* __restrict__ x,
-                            const __nv_bfloat16* __restrict__ weight, const float* __restrict__ bias,
-                            __nv_bfloat16* __restrict__ out, float* __restrict__ state_mid, uint32_t batch,
-                            uint32_t dim, uint32_t width) {
+                            const __nv_bfloat16* __restrict__ weight,
+                            const float* __restrict__ METRALE_NULLABLE bias, __nv_bfloat16* __restrict__ out,
+                            float* __restrict__ state_mid, uint32_t batch, uint32_t dim, uint32_t width) {
     const uint32_t c = blockIdx.x * blockDim.x + threadIdx.x, b = blockIdx.y;
     if (c >= dim || b >= batch)
         return;

@@ -23,7 +23,7 @@ extern "C" __global__ void kquant_q8_1_rows_bf16(const __nv_bfloat16* __restrict
 // Grid ceil(rows * inter/32 / 8), block 256.
 extern "C" __global__ void
 kquant_swiglu_q8_1_rows_bf16(const __nv_bfloat16* __restrict__ gate, const __nv_bfloat16* __restrict__ up,
-                             const float* __restrict__ w, __nv_bfloat16* __restrict__ h,
+                             const float* __restrict__ METRALE_NULLABLE w, __nv_bfloat16* __restrict__ h,
                              uint8_t* __restrict__ y, uint32_t rows, uint32_t inter, float limit) {
     const uint32_t blocks_per_row = inter / Q8_1_VALUES;
     const uint64_t block = static_cast<uint64_t>(blockIdx.x) * QUANTISE_WARPS + threadIdx.x / WARP;

@@ -13,7 +13,8 @@ __device__ __forceinline__ uint32_t first_of_eight() { return (blockIdx.x * bloc
 // h = bf16(silu(min(gate, limit)) * clamp(up, -limit, limit) * w[row]), the clamps only if limit > 0.
 // gate, up, h bf16 [rows, inter]; w f32 [rows] or null (1). Grid (ceil(inter / 2048), 1..rows).
 extern "C" __global__ void moe_v41_swiglu(const __nv_bfloat16* __restrict__ gate,
-                                          const __nv_bfloat16* __restrict__ up, const float* __restrict__ w,
+                                          const __nv_bfloat16* __restrict__ up,
+                                          const float* __restrict__ METRALE_NULLABLE w,
                                           __nv_bfloat16* __restrict__ h, uint32_t rows, uint32_t inter,
                                           float limit) {
     const uint32_t i = first_of_eight();
@@ -122,8 +123,8 @@ __device__ __forceinline__ RouteCandidate best_of_warp(RouteCandidate best) {
 // where the plan is the picks in ascending id. A pick without a slot gets the addresses of slot 0, so that
 // nothing faults. If nothing was selected, picks and slots are -1 and weights 0.
 extern "C" __global__ void
-moe_v41_route_select(const float* __restrict__ logits, const float* __restrict__ bias, uint32_t n_routed,
-                     uint32_t topk, float gate_temp, float route_scale, uint32_t norm_topk,
+moe_v41_route_select(const float* __restrict__ logits, const float* __restrict__ METRALE_NULLABLE bias,
+                     uint32_t n_routed, uint32_t topk, float gate_temp, float route_scale, uint32_t norm_topk,
                      const int32_t* __restrict__ slot_of, uint64_t arena_base, uint64_t slot_bytes,
                      uint64_t gate_off, uint64_t up_off, uint64_t down_off, uint32_t* __restrict__ hdr,
                      float* __restrict__ plan_w, uint32_t* __restrict__ plan_rows,

@@ -16,6 +16,11 @@ using uint64_t = unsigned long long;
 #include <cstdint>
 #endif
 
+// A pointer parameter that may be null says so to check mode: `const float* METRALE_NULLABLE bias`.
+#ifndef METRALE_NULLABLE
+#define METRALE_NULLABLE
+#endif
+
 #ifdef METRALE_HOST
 #define METRALE_DYNAMIC_SHARED(type, name)                                                                   \
     type* const name = static_cast<type*>(metrale::host::dynamic_shared())

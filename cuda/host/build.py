@@ -169,8 +169,9 @@ def _flags(
 
 
 def _preprocess(compiler: Sequence[str], flags: Sequence[str], source: Path) -> str:
-    """A source with its headers and without its macros, but for `__global__`."""
-    options = ("-E", "-x", "c++", "-D__global__=__global__", "-include", "metrale_host.h")
+    """A source with its headers and without its macros, but for those that its parameter lists are read by."""
+    kept = ("-D__global__=__global__", "-DMETRALE_NULLABLE=METRALE_NULLABLE")
+    options = ("-E", "-x", "c++", *kept, "-include", "metrale_host.h")
     return _run(*compiler, *flags, *options, source)
 
 
@@ -209,7 +210,7 @@ def _unit(module: str, source: Path, kernels: dict) -> str:
 
     checks = entries = ""
     for kernel, parameters in kernels.items():
-        kinds = listed(kind for _, kind in parameters)
+        kinds = listed(kind.removesuffix("?") for _, kind in parameters)
         names = listed(name for name, _ in parameters)
         checks += (
             f"static_assert(metrale::host::takes({kernel}, {kinds}),\n"

@@ -26,12 +26,18 @@ __all__ = [
 ]
 
 
-def open(kind: str | None = None, *, device: int = 0, **host: Any) -> GpuBackend:
+def open(
+    kind: str | None = None, *, device: int = 0, check: bool | None = None, redzone: bool | None = None, **host: Any
+) -> GpuBackend:
     """Open a device: ``"cuda"``, ``"host"``, or None for the GPU where there is one and the host where not.
 
     ``METRALE_BACKEND`` stands in for None. ``device`` is the CUDA device's number; ``order``, ``seed``, ``strict`` and
     ``workers`` go to ``HostBackend``. What does not apply to the backend that is opened has no effect.
     The result's ``kind`` and ``name`` say which it is.
+
+    ``check`` looks at every launch: a pointer to memory that is not there is refused, with the history of the address;
+    the launch is waited for, so that an error is its own. ``redzone`` puts a guard band behind every allocation too,
+    and names the launch that wrote into one. ``METRALE_CHECK=1`` and ``METRALE_REDZONE=1`` stand in for None.
     """
     import os
 
@@ -40,11 +46,23 @@ def open(kind: str | None = None, *, device: int = 0, **host: Any) -> GpuBackend
     wanted = kind or os.environ.get("METRALE_BACKEND") or "auto"
     if wanted not in ("auto", "cuda", "host"):
         refuse("kind" if kind else "METRALE_BACKEND", wanted, "cuda, host, or none of them")
+    checks = {
+        "check": _switch("METRALE_CHECK", os.environ.get("METRALE_CHECK")) if check is None else check,
+        "redzone": _switch("METRALE_REDZONE", os.environ.get("METRALE_REDZONE")) if redzone is None else redzone,
+    }
     if wanted != "host":
         from metrale.gpu.cuda import CudaBackend, device_count
 
         if wanted == "cuda" or device_count() > 0:
-            return CudaBackend(device)
+            return CudaBackend(device, **checks)
     from metrale.gpu.host import HostBackend
 
-    return HostBackend(**host)
+    return HostBackend(**checks, **host)
+
+
+def _switch(variable: str, value: str | None) -> bool:
+    from metrale.errors import refuse
+
+    if value not in (None, "", "0", "1"):
+        refuse(variable, value, "0 or 1")
+    return value == "1"

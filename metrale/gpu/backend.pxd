@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-from metrale.gpu.graphs cimport Graphs
+from metrale.gpu.checks cimport Checks
 
 
-cdef class GpuBackend(Graphs):
+cdef class GpuBackend(Checks):
     cdef int waiting_call(self, str call) except -1

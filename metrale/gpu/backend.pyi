@@ -3,13 +3,13 @@ import os
 from typing import Any, Self
 
 from metrale.gpu.buffer import DeviceBuffer, PinnedBuffer
-from metrale.gpu.graphs import Graphs
+from metrale.gpu.checks import Checks
 from metrale.gpu.kernel import KernelHandle
 from metrale.gpu.ledger import Allocation
 from metrale.gpu.pointer import DevicePtr
 from metrale.gpu.protocols import HostBuffer, PointerLike, StreamLike
 
-class GpuBackend(Graphs):
+class GpuBackend(Checks):
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def usable(self) -> bool: ...

@@ -11,12 +11,12 @@ from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer, PinnedBuffer
 from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, Rows
-from metrale.gpu.graphs cimport Graphs
+from metrale.gpu.checks cimport Checks
 from metrale.gpu.interop cimport HostView, address_of, as_integer, as_ptr, as_size, host_view
 from metrale.gpu.ledger cimport call_site_text
 
 
-cdef class GpuBackend(Graphs):
+cdef class GpuBackend(Checks):
     """One device. ``metrale.open()`` makes it; ``CudaBackend`` and ``HostBackend`` are its two kinds.
 
     Pointers are ``DevicePtr`` (an ``int``); wherever one is taken, so is a ``DeviceBuffer`` and any array of this

@@ -22,6 +22,8 @@ cdef class Core(Driver):
     cdef int in_flight                     # driver calls of all threads; atomic
     cdef object closing                    # the thread that opens or closes the backend, which is closed meanwhile
     cdef bint checking                     # check mode: each launch is looked at, and waited for
+    cdef size_t band                       # bytes of red zone behind each allocation; 0: there are none
+    cdef uint64_t scanning                 # the stream that fills and reads them
     cdef list held                         # [(event, what a copy that is not done yet uses)]
     cdef list spare_events                 # the backend's own, for an order between two streams
     cdef bint started                      # a constructor has run
@@ -32,7 +34,7 @@ cdef class Core(Driver):
     cdef uint32_t max_grid[3]
     cdef uint32_t max_block[3]
 
-    cdef int starting(self) except -1
+    cdef int starting(self, bint check, bint redzone) except -1
     cdef int opened(self) except -1
     cdef int release_all(self) except -1
     cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner)
@@ -49,6 +51,7 @@ cdef class Core(Driver):
     cdef int check_still_open(self) except -1
     cdef int check_waitable(self, uint64_t stream, str call) except -1
     cdef int release_graphs(self, list errors) except -1
+    cdef int launched(self, uint64_t stream, str what) except -1
     cdef int hold(self, object what, uint64_t stream) except -1
     cdef int let_go(self, bint wait) except -1
     cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1

@@ -20,6 +20,9 @@ from metrale.gpu.interop cimport as_handle
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger
 
+cdef enum:
+    RED_ZONE = 1024             # bytes: a row or two of a small matrix
+
 cdef size_t LONGEST = <size_t>1 << 62
 cdef uint64_t backends = 0      # opened so far: a number that is never used again
 
@@ -67,7 +70,7 @@ cdef class Core(Driver):
             self.let_go(True)
         except MetraleError as error:
             errors.append(error)
-        for stream in (self.stream0, *self.ledger.live_streams):
+        for stream in ((self.scanning,) if self.scanning else ()) + (self.stream0, *self.ledger.live_streams):
             try:
                 self.driver_destroy_stream(stream)
             except MetraleError as error:
@@ -100,16 +103,20 @@ cdef class Core(Driver):
         """End captures and destroy graphs; failures are appended."""
         return 0
 
-    cdef int starting(self) except -1:
+    cdef int starting(self, bint check, bint redzone) except -1:
         """Called first by a constructor, which may run once."""
         if self.started:
             raise TypeError(f"a {type(self).__name__} is initialised once")
+        self.checking = check or redzone
+        self.band = RED_ZONE if redzone else 0
         self.started = True
         self.closing = _thread.get_ident()
         return 0
 
     cdef int opened(self) except -1:
         """Called last by a constructor."""
+        if self.band > 0:
+            self.scanning = self.driver_create_stream()
         self.closed = False
         self.serving = True
         self.closing = None
@@ -137,6 +144,10 @@ cdef class Core(Driver):
             raise CaptureError(f"{call}: the stream {stream:#x} is being captured, and what is captured runs when its "
                                "graph is launched: allowed are calls that do not wait")
         return 0
+
+    cdef int launched(self, uint64_t stream, str what) except -1:
+        """After a launch in check mode: wait for it, and say what it did wrong."""
+        raise NotImplementedError
 
     cdef int hold(self, object what, uint64_t stream) except -1:
         """Keep ``what`` until the work that is queued on ``stream`` is done."""
@@ -215,7 +226,7 @@ cdef class Core(Driver):
             refuse("nbytes", nbytes, "1 or more")
         atomic_add(&self.in_flight, 1)       # until it is on the ledger: close() waits for it
         try:
-            ptr = self.driver_alloc(nbytes, kind)
+            ptr = self.driver_alloc(nbytes + self.band, kind)
             if ptr == 0:
                 self.driver_memory(&free, &total)
                 raise OutOfMemoryError(kind, nbytes, free, total, self.ledger.largest(5))

@@ -72,10 +72,10 @@ cdef class CudaBackend(GpuBackend):
     cdef readonly int driver_version     # 1000 * major + 10 * minor
     cdef int max_shared_optin
 
-    def __init__(self, device=0):
+    def __init__(self, device=0, check=False, redzone=False):
         cdef cu.CUcontext context = NULL
         cdef cu.CUresult result
-        self.starting()
+        self.starting(check, redzone)
         count = device_count()
         if as_handle(device, "device") >= count:
             refuse("device", device, f"0 to {count - 1}" if count else "nothing: there is no CUDA device")

@@ -97,6 +97,8 @@ cdef class Graphs(Core):
             self.driver_launch_graph(graph, s)
         if work.held:
             self.hold(work.held, s)
+        if self.checking:
+            self.launched(s, f"the graph {graph:#x} from {self.ledger.live_graphs[graph]}")
 
     def destroy_graph(self, graph):
         """Destroy a graph of ``end_capture``; launches of it that are queued still complete."""

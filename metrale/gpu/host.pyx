@@ -26,6 +26,7 @@ from metrale.gpu.driver cimport (
 )
 from metrale.gpu.interop cimport as_integer
 from metrale.gpu.kernel cimport KernelHandle, kind_of, param_code
+from metrale.gpu.ledger cimport Allocation
 from metrale.gpu.recording cimport LaunchStep, Recorder, Recording, launch_step
 
 cdef extern from "dlfcn.h" nogil:
@@ -95,8 +96,9 @@ cdef class HostBackend(GpuBackend):
     cdef int phase
     cdef object freeing           # a lock: one wait for running work at a time
 
-    def __init__(self, order="forward", seed=0, strict=False, workers=0, library=None):
-        self.starting()
+    def __init__(self, order="forward", seed=0, strict=False, workers=0, library=None, check=False,
+                 redzone=False):
+        self.starting(check, redzone)
         if order not in _ORDERS:
             refuse("order", order, ", ".join(_ORDERS))
         self.kind = "host"
@@ -159,7 +161,7 @@ cdef class HostBackend(GpuBackend):
         return self.next_handle
 
     cdef int check_stream(self, uint64_t stream) except -1:
-        if stream != 0 and stream != self.stream0 and stream not in self.ledger.live_streams:
+        if stream not in (0, self.stream0, self.scanning) and stream not in self.ledger.live_streams:
             refuse("stream", stream, "0, or a live stream of this backend")
         return 0
 
@@ -208,6 +210,20 @@ cdef class HostBackend(GpuBackend):
 
     cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
         return 0
+
+    cdef bint is_foreign(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
+        """Memory of the process. What has been freed stays mapped: what the ledger remembers is not foreign, nor is
+        the end of an allocation."""
+        cdef Allocation a = self.ledger.before(ptr)
+        if self.ledger.freed(ptr) is not None or (a is not None and ptr - a.ptr <= a.nbytes + self.band):
+            return False
+        with open("/proc/self/maps") as lines:
+            for line in lines:
+                start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+                if start <= ptr < end:
+                    base[0], nbytes[0] = start, end - start
+                    return True
+        return False
 
     cdef int driver_memory(self, size_t* free, size_t* total) except -1:
         """What the system says can be had without swapping."""

@@ -78,7 +78,7 @@ cdef uint64_t foreign_ptr(object value, str name, Core gpu, uint64_t stream,
 
 cdef uint64_t dlpack_ptr(object value, str name, Core gpu, uint64_t stream,
                          bint ordered) except? 0xFFFFFFFFFFFFFFFF:
-    cdef const DLTensor* tensor
+    cdef const DLTensor* tensor = NULL
     cdef uint64_t flags = 0
     cdef int i
     try:

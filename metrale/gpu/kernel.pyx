@@ -10,6 +10,7 @@ cdef dict _CODES = {
     **{f"{sign}{8 * size}": param_code(KIND_INT, size) for size in (1, 2, 4, 8) for sign in "iu"},
 }
 cdef dict _KINDS = {code: kind for kind, code in _CODES.items()}
+_CODES["ptr?"] = _CODES["ptr"]
 
 
 cdef str kind_of(uint32_t code):
@@ -20,8 +21,8 @@ cdef str kind_of(uint32_t code):
 cdef class KernelHandle:
     """A kernel of one backend. Made by ``GpuBackend.kernel(module, name)``, never directly.
 
-    ``params`` holds ``(name, kind)`` for each parameter; kinds are ``ptr``, ``u32``, ``i64``, ``f32``, ...,
-    ``bytes`` (a struct by value) and ``any`` (only the size is known).
+    ``params`` holds ``(name, kind)`` for each parameter; kinds are ``ptr`` (``ptr?``: may be null), ``u32``, ``i64``,
+    ``f32``, ..., ``bytes`` (a struct by value) and ``any`` (only the size is known).
     """
 
     def __init__(self):

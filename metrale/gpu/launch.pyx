@@ -319,7 +319,7 @@ cdef class PreparedLaunch:
         cdef uint64_t word = 0
         cdef long long small
         cdef float single
-        cdef double number
+        cdef double number = 0
         cdef Py_buffer view
         name, kind = self.kernel.params[i]
         if code >> 16 == KIND_PTR:
@@ -386,7 +386,7 @@ cdef class PreparedLaunch:
             with gil:
                 follow(self.gpu, self.kernel, &self.packed, self.foreign, stream)
         serve(self.gpu)
-        self.gpu.driver_launch(self.kernel, &self.packed, stream)
+        start(self.gpu, self.kernel, &self.packed, stream)
         if self.gpu.captures != 0:
             with gil:
                 self.gpu.remember_node(self.id, stream)
@@ -478,7 +478,7 @@ cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream)
     """Check ``l`` against the kernel and the device, and launch. Raises LaunchError before the driver call."""
     serve(gpu)
     check_fit(gpu, kernel, l)
-    return gpu.driver_launch(kernel, l, stream)
+    return start(gpu, kernel, l, stream)
 
 
 cdef inline int serve(GpuBackend gpu) except -1 nogil:
@@ -487,6 +487,13 @@ cdef inline int serve(GpuBackend gpu) except -1 nogil:
         with gil:
             gpu.check_open()
     return 0
+
+
+cdef inline int start(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
+    if gpu.checking:
+        with gil:
+            return gpu.checked_launch(kernel, l, stream)
+    return gpu.driver_launch(kernel, l, stream)
 
 
 cdef inline bint code_fits(uint32_t got, uint32_t want) noexcept nogil:

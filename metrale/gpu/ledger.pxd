@@ -31,8 +31,10 @@ cdef class Ledger:
     cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag, str owner)
     cdef Allocation at(self, uint64_t ptr)            # by base, or None
     cdef Allocation containing(self, uint64_t ptr)    # by any address inside, or None
+    cdef Allocation before(self, uint64_t ptr)        # the last whose base is not above it, or None
     cdef int restore(self, Allocation a) except -1    # put back, or put in
     cdef int remove(self, Allocation a) except -1
+    cdef Allocation freed(self, uint64_t ptr)         # the last that held the address, if it is remembered, or None
     cdef str describe(self, uint64_t ptr)             # what is known of an address, for messages
     cdef str left_over(self)                          # what is live, in a line; None if nothing is
 

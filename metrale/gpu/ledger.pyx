@@ -24,6 +24,7 @@ cdef extern from "Python.h":
 # Where the package's Python files lie: in an editable install not where this compiled module does.
 cdef str _PACKAGE = os.path.dirname(os.path.abspath(errors.__file__)) + os.sep
 cdef str _COMMANDS = os.path.join(_PACKAGE, "cli") + os.sep     # a caller like any other
+cdef size_t NEAR = 4096      # bytes: an address so little behind an allocation was probably meant to be inside
 cdef size_t _KEEP_FREED = 1024
 
 
@@ -83,12 +84,15 @@ cdef class Ledger:
         return <Allocation>dereference(it).second
 
     cdef Allocation containing(self, uint64_t ptr):
+        cdef Allocation a = self.before(ptr)
+        return a if a is not None and ptr - a.ptr < a.nbytes else None
+
+    cdef Allocation before(self, uint64_t ptr):
         cdef cpp_map[uint64_t, void*].iterator it = self._by_ptr.upper_bound(ptr)
         if it == self._by_ptr.begin():
             return None
         predecrement(it)
-        cdef Allocation a = <Allocation>dereference(it).second
-        return a if ptr - a.ptr < a.nbytes else None
+        return <Allocation>dereference(it).second
 
     cdef int remove(self, Allocation a) except -1:
         a.freed_at = call_site_text()
@@ -107,10 +111,20 @@ cdef class Ledger:
         cdef Allocation a = self.containing(ptr)
         if a is not None:
             return f"{ptr:#x}, {ptr - a.ptr} bytes into {a!r}"
+        a = self.freed(ptr)
+        if a is not None:
+            return f"{ptr:#x}, inside {a!r} freed at {a.freed_at}"
+        a = self.before(ptr)
+        if a is not None and ptr - a.ptr < a.nbytes + NEAR:
+            return f"{ptr:#x}, {ptr - a.ptr - a.nbytes} bytes past the end of {a!r}"
+        return f"{ptr:#x}, an address the ledger does not know"
+
+    cdef Allocation freed(self, uint64_t ptr):
+        cdef Allocation a
         for a in reversed(self._freed):
             if a.ptr <= ptr < a.ptr + a.nbytes:
-                return f"{ptr:#x}, inside {a!r} freed at {a.freed_at}"
-        return f"{ptr:#x}, an address the ledger does not know"
+                return a
+        return None
 
     cdef str left_over(self):
         parts = []

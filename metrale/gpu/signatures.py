@@ -36,6 +36,7 @@ _WITH_ARGUMENTS = {
 _QUALIFIERS = {
     *("const", "volatile", "restrict", "__restrict", "__restrict__", "__grid_constant__", "register"),
     *("struct", "class", "typename"),
+    (_NULLABLE := "METRALE_NULLABLE"),
 }
 _OPENING, _CLOSING = "([{<", ")]}>"
 
@@ -81,8 +82,9 @@ class SignatureError(ValueError, MetraleError):
 def parse(text: str, *, strict: bool = True) -> dict[str, Signature]:
     """The `extern "C" __global__` functions of a source in its order: `{kernel: ((parameter, kind), ...)}`.
 
-    Kinds: ptr, u8 to u64, i8 to i64, f32, f64, and bytes for a struct by value. Templates are no entry points and
-    are passed over; a `__global__` function that is neither raises SignatureError, as does what cannot be read.
+    Kinds: ptr (ptr? with METRALE_NULLABLE), u8 to u64, i8 to i64, f32, f64, and bytes for a struct by value. Templates
+    are no entry points and are passed over; a `__global__` function that is neither raises SignatureError, as does
+    what cannot be read.
 
     Not strict, nothing is raised. A type that the text does not explain is of the kind any; and a kernel whose
     parameters the text does not tell is absent: one of a macro's making, or declared in two ways (`#if`).
@@ -178,6 +180,7 @@ def _parameter(kernel: str, position: int, tokens: list[str], text: str, strict:
         if token in tokens:
             raise refuse(f"a kernel cannot take {why}")
     words = [token for token in tokens if token not in _QUALIFIERS]
+    pointer = "ptr?" if _NULLABLE in tokens else "ptr"
     is_array = "[" in words
     if is_array:
         words = words[: words.index("[")]
@@ -185,9 +188,10 @@ def _parameter(kernel: str, position: int, tokens: list[str], text: str, strict:
     if not words or not _NAME.match(name) or name in _WORDS or name in _INTEGER_WORDS:
         raise refuse("the parameter has no name")
     if is_array:
-        return name, "ptr"
+        return name, pointer
     is_struct = not {"struct", "class"}.isdisjoint(tokens)
-    return name, _kind(words, text, refuse, "bytes" if strict or is_struct else "any")
+    kind = _kind(words, text, refuse, "bytes" if strict or is_struct else "any")
+    return name, pointer if kind == "ptr" else kind
 
 
 def _kind(words: list[str], text: str, refuse: Callable[[str], SignatureError], unknown: str, depth: int = 8) -> str:

@@ -147,6 +147,7 @@ USES = {
     "event_synchronize": lambda gpu, s: gpu.event_synchronize(s["event"]),
     "event_query": lambda gpu, s: gpu.event_query(s["event"]),
     "event_elapsed_ms": lambda gpu, s: gpu.event_elapsed_ms(s["event"], s["event"]),
+    "scan_redzones": lambda gpu, s: gpu.scan_redzones(),
     "begin_capture": lambda gpu, s: gpu.begin_capture(s["stream"]),
     "end_capture": lambda gpu, s: gpu.end_capture(s["stream"]),
     "abort_capture_if_active": lambda gpu, s: gpu.abort_capture_if_active(s["stream"]),
