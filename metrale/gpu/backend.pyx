@@ -79,6 +79,7 @@ cdef class GpuBackend(Checks):
         self.waiting_call("copy_h2d")
         self.copy_h2d_async(src, dst, None)
         self.driver_synchronize(self.stream0)
+        self.let_go(False)
 
     def copy_h2d_async(self, src, dst, stream):
         """Copy the host buffer ``src`` to ``dst`` in stream order.
@@ -111,6 +112,7 @@ cdef class GpuBackend(Checks):
         self.check_waitable(s, "copy_d2h_on_stream")
         self.copy_d2h_async(src, dst, s)
         self.driver_synchronize(s)
+        self.let_go(False)
 
     def copy_d2d(self, src, dst, nbytes):
         """Copy ``nbytes`` bytes from ``src`` to ``dst``; done on return."""
@@ -125,7 +127,8 @@ cdef class GpuBackend(Checks):
 
     def copy_d2d_2d_async(self, src, src_pitch, dst, dst_pitch, width, height, stream):
         """Copy ``height`` rows of ``width`` bytes in stream order; a row begins ``src_pitch`` (``dst_pitch``) bytes
-        after the one before it. Refuses a pitch below the width, and rows that overlap."""
+        after the one before it. Refuses a pitch below the width, and rows that overlap: where the two ranges meet, only
+        rows of one pitch are known not to."""
         cdef Rows rows
         cdef uint64_t s = self.as_stream(stream)
         rows.width, rows.height = as_size(width, "width"), as_size(height, "height")
@@ -155,6 +158,7 @@ cdef class GpuBackend(Checks):
         self.c_copy(COPY_H2D, buffer.address(), host.address(), host.view.len, self.stream0)
         self.hold_host(host, host.address(), self.stream0)
         self.driver_synchronize(self.stream0)
+        self.let_go(False)
         return buffer
 
     # streams and events

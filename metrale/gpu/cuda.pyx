@@ -85,11 +85,11 @@ cdef class CudaBackend(GpuBackend):
         self.added = set()
         self.made_current = set()
         self.ordinal = device
-        check(cu.cuDeviceGet(&self.device, device), "cuDeviceGet")
-        check(cu.cuDriverGetVersion(&self.driver_version), "cuDriverGetVersion")
-        check(cu.cuGetProcAddress(b"cuLaunchKernel", <void**>&launch_kernel, DRIVER_API, 0, NULL), "cuGetProcAddress")
+        check_result(cu.cuDeviceGet(&self.device, device), "cuDeviceGet")
+        check_result(cu.cuDriverGetVersion(&self.driver_version), "cuDriverGetVersion")
+        check_result(cu.cuGetProcAddress(b"cuLaunchKernel", <void**>&launch_kernel, DRIVER_API, 0, NULL), "cuGetProcAddress")
         cdef char name[256]
-        check(cu.cuDeviceGetName(name, sizeof(name), self.device), "cuDeviceGetName")
+        check_result(cu.cuDeviceGetName(name, sizeof(name), self.device), "cuDeviceGetName")
         self.name = (<bytes>name).decode()
         self.sm_count = self.attribute(cu.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.compute_capability = (self.attribute(cu.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
@@ -103,7 +103,7 @@ cdef class CudaBackend(GpuBackend):
                              self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z)]
         with nogil:
             result = cu.cuDevicePrimaryCtxRetain(&context, self.device)
-        check(result, "cuDevicePrimaryCtxRetain")
+        check_result(result, "cuDevicePrimaryCtxRetain")
         self.context = context
         try:
             self.stream0 = self.driver_create_stream()
@@ -138,7 +138,7 @@ cdef class CudaBackend(GpuBackend):
 
     cdef int attribute(self, cu.CUdevice_attribute which) except? -1:
         cdef int value = 0
-        check(cu.cuDeviceGetAttribute(&value, which, self.device), "cuDeviceGetAttribute")
+        check_result(cu.cuDeviceGetAttribute(&value, which, self.device), "cuDeviceGetAttribute")
         return value
 
     @cython.final
@@ -164,7 +164,7 @@ cdef class CudaBackend(GpuBackend):
             elif current == NULL:
                 result = cu.cuCtxSetCurrent(self.context)
                 self.made_current.add(_thread.get_ident())
-            check(result, "making the context current")
+            check_result(result, "making the context current")
         except BaseException:
             atomic_add(&self.in_flight, -1)
             raise
@@ -210,7 +210,7 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuModuleLoadData(&handle, data)
         self.leave_freely(pushed, &mode)
-        check(result, f"loading kernel module {path.stem}")
+        check_result(result, f"loading kernel module {path.stem}")
         self.modules[path.stem] = (<uintptr_t>handle, declared)
         return 0
 
@@ -232,7 +232,7 @@ cdef class CudaBackend(GpuBackend):
             result = cu.cuModuleGetFunction(&function, <cu.CUmodule><uintptr_t>handle, name.encode())
             if result == cu.CUDA_ERROR_NOT_FOUND:
                 raise sources.not_found(module, name, {module: declared or ()})
-            check(result, f"looking up kernel {module}.{name}")
+            check_result(result, f"looking up kernel {module}.{name}")
             # One index too many is an error to tools that watch the driver. The package's own sources are known to
             # declare what is there; what a user's seems to declare is held against all that the binary has.
             limit = MAX_PARAMS + 1 if params is None or module in self.added else len(params)
@@ -240,9 +240,9 @@ cdef class CudaBackend(GpuBackend):
             while len(codes) < limit and (
                     cu.cuFuncGetParamInfo(function, len(codes), &offset, &size) == cu.CUDA_SUCCESS):
                 codes.append(param_code(KIND_ANY, <uint32_t>size))
-            check(cu.cuFuncGetAttribute(&value, cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function), name)
+            check_result(cu.cuFuncGetAttribute(&value, cu.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function), name)
             kernel.max_threads = value
-            check(cu.cuFuncGetAttribute(&value, cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), name)
+            check_result(cu.cuFuncGetAttribute(&value, cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), name)
         finally:
             self.leave(pushed)
         kernel.max_shared = max(0, self.max_shared_optin - value)
@@ -278,7 +278,7 @@ cdef class CudaBackend(GpuBackend):
         self.leave(pushed)
         if result != cu.CUDA_SUCCESS:
             with gil:
-                check(result, f"launching {kernel.module}.{kernel.name} with grid {tuple(l.grid)}, "
+                check_result(result, f"launching {kernel.module}.{kernel.name} with grid {tuple(l.grid)}, "
                               f"block {tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
         return 0
 
@@ -295,6 +295,8 @@ cdef class CudaBackend(GpuBackend):
             if l.flags & flag and self.compute_capability < (9, 0):
                 raise LaunchError(f"{where}: {what}: needs compute capability 9.0, and {self.name} has "
                                   f"{'.'.join(map(str, self.compute_capability))}")
+        if l.flags & LAUNCH_CLUSTER:
+            self.check_compiled_cluster(kernel, l)
         fill_config(kernel, l, NULL, &config, attributes)
         pushed = self.enter()
         if l.shared_bytes > kernel.shared_opted:
@@ -312,7 +314,7 @@ cdef class CudaBackend(GpuBackend):
                     &at_once, function, <int>(l.block[0] * l.block[1] * l.block[2]), l.shared_bytes)
                 at_once *= self.sm_count
         self.leave(pushed)
-        check(result, f"asking what {where} can be launched with")
+        check_result(result, f"asking what {where} can be launched with")
         if l.flags & LAUNCH_CLUSTER and cluster > <uint64_t>largest:
             raise LaunchError(f"{where}: cluster: got {tuple(l.cluster)}, allowed: 1 to {largest} blocks with this "
                               "block and shared memory")
@@ -321,13 +323,29 @@ cdef class CudaBackend(GpuBackend):
                               "launch with this block and shared memory, all at once on the device")
         return 0
 
+    cdef int check_compiled_cluster(self, KernelHandle kernel, Launch* l) except -1:
+        """A cluster that a kernel was compiled with cannot be another in a launch."""
+        cdef int dims[3]      # zeros for a kernel that was compiled without
+        cdef int pushed = self.enter()
+        try:
+            for i, which in enumerate((cu.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+                                       cu.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+                                       cu.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH)):
+                check_result(cu.cuFuncGetAttribute(&dims[i], which, <cu.CUfunction>kernel.function), kernel.name)
+        finally:
+            self.leave(pushed)
+        if dims[0] > 0 and tuple(dims) != tuple(l.cluster):
+            raise LaunchError(f"{kernel.module}.{kernel.name}: cluster: got {tuple(l.cluster)}, allowed: "
+                              f"{tuple(dims)}, which the kernel was compiled with")
+        return 0
+
     # graphs
 
     cdef int driver_begin_capture(self, uint64_t stream) except -1:
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamBeginCapture(<cu.CUstream>stream, cu.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
         self.leave(pushed)
-        return check(result, "cuStreamBeginCapture")
+        return check_result(result, "cuStreamBeginCapture")
 
     cdef CaptureStatus driver_capture_status(self, uint64_t stream, uint64_t* id,
                                              uint64_t* node) except? CAPTURE_INVALIDATED:
@@ -346,7 +364,7 @@ cdef class CudaBackend(GpuBackend):
         self.leave(pushed)
         if result == cu.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:      # the legacy stream, while another one is captured
             return CAPTURE_NONE
-        check(result, "asking whether a stream is being captured")
+        check_result(result, "asking whether a stream is being captured")
         if id != NULL:
             id[0] = capture
         if node != NULL:
@@ -373,7 +391,7 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuGraphInstantiate(&executable, <cu.CUgraph>graph, 0)
         self.leave_freely(pushed, &mode)
-        check(result, "cuGraphInstantiate")
+        check_result(result, "cuGraphInstantiate")
         return <uint64_t>executable
 
     cdef int driver_destroy_graph(self, uint64_t graph, uint64_t executable) except -1:
@@ -385,8 +403,8 @@ cdef class CudaBackend(GpuBackend):
         if graph != 0:
             second = cu.cuGraphDestroy(<cu.CUgraph>graph)
         self.leave_freely(pushed, &mode)
-        check(result, "cuGraphExecDestroy")
-        return check(second, "cuGraphDestroy")
+        check_result(result, "cuGraphExecDestroy")
+        return check_result(second, "cuGraphDestroy")
 
     cdef int driver_launch_graph(self, uint64_t executable, uint64_t stream) except -1:
         cdef cu.CUresult result
@@ -394,7 +412,7 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuGraphLaunch(<cu.CUgraphExec>executable, <cu.CUstream>stream)
         self.leave(pushed)
-        return 0 if result == cu.CUDA_SUCCESS else check(result, f"launching the graph {executable:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check_result(result, f"launching the graph {executable:#x}")
 
     cdef int driver_update_node(self, uint64_t executable, uint64_t node, KernelHandle kernel, Launch* l) except -1:
         cdef cu.CUDA_KERNEL_NODE_PARAMS params
@@ -408,7 +426,7 @@ cdef class CudaBackend(GpuBackend):
         cdef cu.CUresult result = cu.cuGraphExecKernelNodeSetParams(
             <cu.CUgraphExec>executable, <cu.CUgraphNode>node, &params)
         self.leave(pushed)
-        return check(result, f"updating {kernel.module}.{kernel.name} in the graph {executable:#x}")
+        return check_result(result, f"updating {kernel.module}.{kernel.name} in the graph {executable:#x}")
 
     # memory
 
@@ -430,7 +448,7 @@ cdef class CudaBackend(GpuBackend):
         if result == cu.CUDA_ERROR_OUT_OF_MEMORY:
             return 0
         if result != cu.CUDA_SUCCESS:
-            check(result, f"allocating {nbytes} bytes of {kind} memory")
+            check_result(result, f"allocating {nbytes} bytes of {kind} memory")
         return ptr
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
@@ -440,7 +458,7 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuMemFreeHost(<void*>ptr) if pinned else cu.cuMemFree(<cu.CUdeviceptr>ptr)
         self.leave_freely(pushed, &mode)
-        return 0 if result == cu.CUDA_SUCCESS else check(result, f"freeing {kind} memory at {ptr:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check_result(result, f"freeing {kind} memory at {ptr:#x}")
 
     cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1:
         cdef int ordinal = -1
@@ -454,7 +472,7 @@ cdef class CudaBackend(GpuBackend):
         cdef cu.CUresult result = cu.cuPointerGetAttributes(3, asked, answers, <cu.CUdeviceptr>ptr)
         self.leave(pushed)
         if result != cu.CUDA_ERROR_INVALID_VALUE:
-            check(result, "cuPointerGetAttributes")
+            check_result(result, "cuPointerGetAttributes")
         if result != cu.CUDA_SUCCESS or start == 0 or nbytes[0] == 0:
             return 0
         if ordinal != self.ordinal:
@@ -466,7 +484,7 @@ cdef class CudaBackend(GpuBackend):
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuMemGetInfo(free, total)
         self.leave(pushed)
-        return check(result, "cuMemGetInfo")
+        return check_result(result, "cuMemGetInfo")
 
     cdef int driver_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
         cdef cu.CUresult result
@@ -474,7 +492,7 @@ cdef class CudaBackend(GpuBackend):
         with nogil:
             result = cu.cuMemsetD8Async(<cu.CUdeviceptr>ptr, <unsigned char>value, nbytes, <cu.CUstream>stream)
         self.leave(pushed)
-        return 0 if result == cu.CUDA_SUCCESS else check(result, f"setting {nbytes} bytes at {ptr:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check_result(result, f"setting {nbytes} bytes at {ptr:#x}")
 
     cdef int driver_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes,
                          uint64_t stream) except -1:
@@ -488,21 +506,24 @@ cdef class CudaBackend(GpuBackend):
             else:
                 result = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr>dst, <cu.CUdeviceptr>src, nbytes, <cu.CUstream>stream)
         self.leave(pushed)
-        return 0 if result == cu.CUDA_SUCCESS else check(result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check_result(result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
 
     cdef int driver_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1:
         cdef cu.CUresult result
         cdef cu.CUDA_MEMCPY2D copy
         memset(&copy, 0, sizeof(copy))
-        copy.srcMemoryType = copy.dstMemoryType = cu.CU_MEMORYTYPE_DEVICE
+        copy.srcMemoryType = copy.dstMemoryType = cu.CU_MEMORYTYPE_UNIFIED      # page-locked memory is taken too
         copy.srcDevice, copy.dstDevice = <cu.CUdeviceptr>src, <cu.CUdeviceptr>dst
-        copy.srcPitch, copy.dstPitch = rows.src_pitch, rows.dst_pitch
+        if rows.height > 1:      # the driver has a limit for pitches, and one row has none
+            copy.srcPitch, copy.dstPitch = rows.src_pitch, rows.dst_pitch
+        else:
+            copy.srcPitch = copy.dstPitch = rows.width
         copy.WidthInBytes, copy.Height = rows.width, rows.height
         cdef int pushed = self.enter()
         with nogil:
             result = cu.cuMemcpy2DAsync(&copy, <cu.CUstream>stream)
         self.leave(pushed)
-        return 0 if result == cu.CUDA_SUCCESS else check(
+        return 0 if result == cu.CUDA_SUCCESS else check_result(
             result, f"copying {rows.height} rows of {rows.width} bytes from {src:#x} to {dst:#x}")
 
     cdef bint driver_is_pageable(self, uint64_t host) except -1:
@@ -513,7 +534,7 @@ cdef class CudaBackend(GpuBackend):
         self.leave(pushed)
         if result == cu.CUDA_ERROR_INVALID_VALUE:      # no memory of the driver's
             return True
-        check(result, "cuPointerGetAttribute")
+        check_result(result, "cuPointerGetAttribute")
         return False
 
     # streams and events
@@ -523,14 +544,14 @@ cdef class CudaBackend(GpuBackend):
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamCreate(&stream, cu.CU_STREAM_NON_BLOCKING)
         self.leave(pushed)
-        check(result, "cuStreamCreate")
+        check_result(result, "cuStreamCreate")
         return <uint64_t>stream
 
     cdef int driver_destroy_stream(self, uint64_t stream) except -1:
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamDestroy(<cu.CUstream>stream)
         self.leave(pushed)
-        return check(result, "cuStreamDestroy")
+        return check_result(result, "cuStreamDestroy")
 
     cdef int driver_synchronize(self, uint64_t stream) except -1:
         return self.wait(stream, False, "cuStreamSynchronize (an earlier launch may have failed)")
@@ -560,7 +581,7 @@ cdef class CudaBackend(GpuBackend):
                             PyErr_CheckSignals()
         finally:
             self.leave_freely(pushed, &mode)
-        return 0 if result == cu.CUDA_SUCCESS else check(result, what)
+        return 0 if result == cu.CUDA_SUCCESS else check_result(result, what)
 
     cdef uint64_t driver_create_event(self, bint timing) except 0:
         cdef cu.CUevent event = NULL
@@ -568,26 +589,26 @@ cdef class CudaBackend(GpuBackend):
         cdef cu.CUresult result = cu.cuEventCreate(
             &event, cu.CU_EVENT_DEFAULT if timing else cu.CU_EVENT_DISABLE_TIMING)
         self.leave(pushed)
-        check(result, "cuEventCreate")
+        check_result(result, "cuEventCreate")
         return <uint64_t>event
 
     cdef int driver_destroy_event(self, uint64_t event) except -1:
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventDestroy(<cu.CUevent>event)
         self.leave(pushed)
-        return check(result, "cuEventDestroy")
+        return check_result(result, "cuEventDestroy")
 
     cdef int driver_record_event(self, uint64_t event, uint64_t stream) except -1:
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventRecord(<cu.CUevent>event, <cu.CUstream>stream)
         self.leave(pushed)
-        return check(result, "cuEventRecord")
+        return check_result(result, "cuEventRecord")
 
     cdef int driver_stream_wait_event(self, uint64_t stream, uint64_t event) except -1:
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuStreamWaitEvent(<cu.CUstream>stream, <cu.CUevent>event, 0)
         self.leave(pushed)
-        return check(result, "cuStreamWaitEvent")
+        return check_result(result, "cuStreamWaitEvent")
 
     cdef int driver_event_query(self, uint64_t event) except -1:
         cdef cu.CUstreamCaptureMode mode
@@ -596,7 +617,7 @@ cdef class CudaBackend(GpuBackend):
         self.leave_freely(pushed, &mode)
         if result == cu.CUDA_ERROR_NOT_READY:
             return 0
-        check(result, "cuEventQuery")
+        check_result(result, "cuEventQuery")
         return 1
 
     cdef int driver_event_synchronize(self, uint64_t event) except -1:
@@ -607,7 +628,7 @@ cdef class CudaBackend(GpuBackend):
         cdef int pushed = self.enter()
         cdef cu.CUresult result = cu.cuEventElapsedTime(&ms, <cu.CUevent>start, <cu.CUevent>end)
         self.leave(pushed)
-        check(result, "cuEventElapsedTime (both events need timing=True and a record)")
+        check_result(result, "cuEventElapsedTime (both events need timing=True and a record)")
         return ms
 
     cdef int driver_close(self) except -1:
@@ -632,7 +653,7 @@ cdef class CudaBackend(GpuBackend):
         self.context = NULL
         with nogil:
             result = cu.cuDevicePrimaryCtxRelease(self.device)
-        return check(result, "cuDevicePrimaryCtxRelease")
+        return check_result(result, "cuDevicePrimaryCtxRelease")
 
 
 cdef cu.CUresult opt_in(KernelHandle kernel) noexcept nogil:
@@ -702,12 +723,12 @@ def device_count():
     if result == cu.CUDA_ERROR_NOT_INITIALIZED:
         raise MetraleError("CUDA cannot start: this process was forked from one that uses it; start processes with "
                            "'spawn'")
-    check(result, "cuInit")
-    check(cu.cuDeviceGetCount(&count), "cuDeviceGetCount")
+    check_result(result, "cuInit")
+    check_result(cu.cuDeviceGetCount(&count), "cuDeviceGetCount")
     return count
 
 
-cdef int check(cu.CUresult result, str what) except -1:
+cdef int check_result(cu.CUresult result, str what) except -1:
     """Raise the CudaError for a result that is not success."""
     cdef const char* name = NULL
     if result == cu.CUDA_SUCCESS:

@@ -14,6 +14,8 @@ class HostBackend(GpuBackend):
         strict: bool = False,
         workers: int = 0,
         library: str | os.PathLike[str] | None = None,
+        check: bool = False,
+        redzone: bool = False,
     ) -> None: ...
     @property
     def order(self) -> str: ...

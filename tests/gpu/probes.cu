@@ -38,3 +38,9 @@ extern "C" __global__ void rotate(unsigned* out, unsigned n) {
         sum += bytes[(i + 1) % n];
     atomicAdd(out, sum);
 }
+
+// Waits until the host sets *flag. GPU only: on the host nothing would.
+extern "C" __global__ void wait_for_host(const unsigned* flag) {
+    while (*static_cast<const volatile unsigned*>(flag) == 0) {
+    }
+}
