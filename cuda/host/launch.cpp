@@ -106,12 +106,18 @@ private:
 class Helpers {
 public:
     static Helpers& instance() {
-        static const int registered = pthread_atfork(nullptr, nullptr, [] { current_ = nullptr; });
-        (void)registered;
         std::lock_guard lock(current_mutex_);
         if (!current_)
             current_ = new Helpers;
         return *current_;
+    }
+
+    // Around a fork, which no thread of the child may find amidst instance().
+    static void before_fork() { current_mutex_.lock(); }
+    static void after_fork(bool in_child) {
+        if (in_child)
+            current_ = nullptr;
+        current_mutex_.unlock();
     }
 
     std::unique_lock<std::mutex> try_hire() { return std::unique_lock(hired_, std::try_to_lock); }
@@ -176,11 +182,31 @@ public:
         std::lock_guard lock(mutex_);
         idle_.push_back(std::move(worker));
     }
+    void before_fork() { mutex_.lock(); }
+    void after_fork() { mutex_.unlock(); }
 
 private:
     std::mutex mutex_;
     std::vector<std::unique_ptr<Worker>> idle_;
 };
+
+// A forked child has the locks as they were, and not the threads that held them.
+void keep_locks_over_forks() {
+    static const int registered = pthread_atfork(
+        [] {
+            Helpers::before_fork();
+            Bench::instance().before_fork();
+        },
+        [] {
+            Bench::instance().after_fork();
+            Helpers::after_fork(false);
+        },
+        [] {
+            Bench::instance().after_fork();
+            Helpers::after_fork(true);
+        });
+    (void)registered;
+}
 
 std::string extent(const uint32_t (&v)[3]) {
     return "(" + std::to_string(v[0]) + ", " + std::to_string(v[1]) + ", " + std::to_string(v[2]) + ")";
@@ -223,6 +249,7 @@ std::string launch(const Launch& launch) {
     if (grid.count() * config.block[0] * config.block[1] * config.block[2] < kThreadsWorthHelp)
         workers = 1;
 
+    keep_locks_over_forks();
     std::unique_ptr<Worker> worker = Bench::instance().take();
     std::unique_lock<std::mutex> hired;
     if (workers > 1)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """GpuBackend: memory, copies, streams, events and kernels of one device, with every allocation on the ledger."""
 
-import sys
 import warnings
 
 from libc.stdint cimport uint64_t
@@ -10,6 +9,7 @@ from metrale.errors import refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer, PinnedBuffer
+from metrale.gpu.core cimport is_finalizing
 from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, Rows
 from metrale.gpu.checks cimport Checks
 from metrale.gpu.interop cimport HostView, address_of, as_integer, as_ptr, as_size, host_view
@@ -320,9 +320,10 @@ cdef class GpuBackend(Checks):
 
         Returns the allocations that were left over, and warns of them, and of streams and events, with a
         ResourceWarning. A second call does nothing and returns ``[]``, as does one in a forked child: the device's
-        state is its parent's. If the driver fails, the first failure is raised once all has been tried.
+        state is its parent's. After an interrupt (Ctrl-C) the next call goes on. If the driver fails, the first failure
+        is raised once all has been tried.
         """
-        if self.closed:
+        if not self.to_be_closed():
             return []
         if self.forked:
             self.closed = True
@@ -346,7 +347,7 @@ cdef class GpuBackend(Checks):
         self.close()
 
     def __del__(self):
-        if not self.closed and not sys.is_finalizing():
+        if self.to_be_closed() and not is_finalizing():
             self.close()
 
     def __repr__(self):

@@ -21,3 +21,9 @@ cdef class DeviceBuffer(OwnedMemory):
 
 cdef class PinnedBuffer(OwnedMemory):
     pass
+
+
+cdef class OwnedHandle:
+    cdef object gpu
+    cdef object destroy
+    cdef readonly object value      # None once freed

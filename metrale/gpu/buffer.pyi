@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -43,3 +43,10 @@ class PinnedBuffer(OwnedMemory):
     def ptr(self) -> int: ...
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@disjoint_base
+class OwnedHandle:
+    def __init__(self, gpu: GpuBackend, create: Callable[[], int], destroy: Callable[[int], None]) -> None: ...
+    @property
+    def value(self) -> int: ...
+    def free(self) -> None: ...

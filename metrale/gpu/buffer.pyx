@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""DeviceBuffer and PinnedBuffer: allocations with an owner."""
-
-import sys
+"""DeviceBuffer, PinnedBuffer and OwnedHandle: allocations, streams and events with an owner."""
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.stdint cimport uint64_t
@@ -9,7 +7,7 @@ from libc.stdint cimport uint64_t
 from metrale.errors import MetraleError, refuse
 from metrale.gpu.pointer import DevicePtr
 
-from metrale.gpu.core cimport Core
+from metrale.gpu.core cimport Core, is_finalizing
 from metrale.gpu.dlpack cimport DL_CPU, DL_CUDA, DLDevice, export_bytes
 from metrale.gpu.interop cimport as_handle, as_size, order_after
 from metrale.gpu.ledger cimport Allocation
@@ -60,7 +58,7 @@ cdef class OwnedMemory:
         self.free()
 
     def __del__(self):
-        if self.allocation is not None and not sys.is_finalizing():
+        if self.allocation is not None and not is_finalizing():
             self.free()
 
     def __reduce__(self):
@@ -167,3 +165,27 @@ cdef class PinnedBuffer(OwnedMemory):
 
     def __releasebuffer__(self, Py_buffer* view):
         self.exports -= 1
+
+
+cdef class OwnedHandle:
+    """A stream, an event or a graph: ``create()`` makes it, and ``destroy(value)`` is called by ``free()`` or with the
+    last reference.
+
+    An interrupt cannot come between its creation and the object that destroys it, as it can in Python code.
+    """
+
+    def __init__(self, Core gpu not None, create, destroy):
+        if self.gpu is not None:
+            raise TypeError("an OwnedHandle is initialised once")
+        self.gpu, self.destroy = gpu, destroy
+        self.value = create()
+
+    def free(self):
+        """Destroy it. Nothing the second time, after the backend's ``close()``, and in a forked child."""
+        value, self.value = self.value, None
+        if value is not None and (<Core>self.gpu).serving:
+            self.destroy(value)
+
+    def __del__(self):
+        if self.value is not None and not is_finalizing():
+            self.free()

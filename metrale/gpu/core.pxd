@@ -5,6 +5,17 @@ from metrale.gpu.driver cimport CopyKind, Driver, Rows
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport Allocation, Ledger
 
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define metrale_is_finalizing() Py_IsFinalizing()
+    #else
+    #define metrale_is_finalizing() _Py_IsFinalizing()
+    #endif
+    """
+    # As sys.is_finalizing(), which is gone when the last objects go.
+    bint is_finalizing "metrale_is_finalizing"() noexcept nogil
+
 cdef enum:
     POLL_US = 50      # between looks at calls in flight
 
@@ -21,10 +32,12 @@ cdef class Core(Driver):
     cdef uint64_t id                       # of this backend alone, never used again
     cdef int in_flight                     # driver calls of all threads; atomic
     cdef object closing                    # the thread that opens or closes the backend, which is closed meanwhile
+    cdef bint interrupted                  # while it was being closed
     cdef bint checking                     # check mode: each launch is looked at, and waited for
     cdef size_t band                       # bytes of red zone behind each allocation; 0: there are none
     cdef uint64_t scanning                 # the stream that fills and reads them
     cdef list held                         # [(event, what a copy that is not done yet uses)]
+    cdef list own_streams                  # stream0, and the one that scans
     cdef list spare_events                 # the backend's own, for an order between two streams
     cdef bint started                      # a constructor has run
     cdef str after_fork                    # what a forked child can do instead
@@ -37,6 +50,7 @@ cdef class Core(Driver):
     cdef int starting(self, bint check, bint redzone) except -1
     cdef int opened(self) except -1
     cdef int release_all(self) except -1
+    cdef int release_each(self, list errors) except -1
     cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner)
     cdef int release(self, Allocation a) except -1
 
@@ -47,6 +61,7 @@ cdef class Core(Driver):
     cdef int c_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1
     cdef int c_copy(self, CopyKind kind, uint64_t dst, uint64_t src, size_t nbytes, uint64_t stream) except -1
 
+    cdef bint to_be_closed(self) noexcept nogil
     cdef int check_open(self) except -1
     cdef int check_still_open(self) except -1
     cdef int check_waitable(self, uint64_t stream, str call) except -1

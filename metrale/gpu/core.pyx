@@ -57,25 +57,39 @@ cdef class Core(Driver):
         raise TypeError("a GpuBackend belongs to its process and cannot be pickled")
 
     cdef int release_all(self) except -1:
-        cdef Allocation a
+        errors = []
         self.closing = _thread.get_ident()
         self.serving = False
+        self.interrupted = False
         atomic_write(<int*>&self.closed, 1)      # before the look at the calls in flight: they look the other way round
-        _open.discard(self)
+        try:
+            self.release_each(errors)
+        except BaseException:      # an interrupt: what is left is for the next call
+            self.interrupted = True
+            raise
+        self.closing = None
+        if errors:
+            raise errors[0]
+        return 0
+
+    cdef int release_each(self, list errors) except -1:
+        """Give back one thing after another, none of them twice, also by a second call; failures are appended."""
+        cdef Allocation a
         while atomic_read(&self.in_flight) > 0:
             time.sleep(POLL_US * 1e-6)
-        errors = []
         self.release_graphs(errors)
         try:
             self.let_go(True)
         except MetraleError as error:
             errors.append(error)
-        for stream in ((self.scanning,) if self.scanning else ()) + (self.stream0, *self.ledger.live_streams):
+        while self.own_streams or self.ledger.live_streams:
+            stream = self.own_streams.pop() if self.own_streams else self.ledger.live_streams.popitem()[0]
             try:
                 self.driver_destroy_stream(stream)
             except MetraleError as error:
                 errors.append(error)
-        for event in (*self.ledger.live_events, *self.spare_events):
+        while self.spare_events or self.ledger.live_events:
+            event = self.spare_events.pop() if self.spare_events else self.ledger.live_events.popitem()[0]
             try:
                 self.driver_destroy_event(event)
             except MetraleError as error:
@@ -86,17 +100,11 @@ cdef class Core(Driver):
                 self.driver_free(a.ptr, a.kind)
             except MetraleError as error:
                 errors.append(error)
-        self.ledger.live_streams.clear()
-        self.ledger.live_events.clear()
-        self.spare_events.clear()
         self.kernels.clear()
         try:
             self.driver_close()
         except MetraleError as error:
             errors.append(error)
-        self.closing = None
-        if errors:
-            raise errors[0]
         return 0
 
     cdef int release_graphs(self, list errors) except -1:
@@ -115,13 +123,19 @@ cdef class Core(Driver):
 
     cdef int opened(self) except -1:
         """Called last by a constructor."""
+        self.own_streams = [self.stream0]
         if self.band > 0:
             self.scanning = self.driver_create_stream()
+            self.own_streams.append(self.scanning)
         self.closed = False
         self.serving = True
         self.closing = None
         _open.add(self)
         return 0
+
+    cdef bint to_be_closed(self) noexcept nogil:
+        """Whether there is something for ``release_all`` to do."""
+        return not self.closed or self.interrupted
 
     cdef int check_open(self) except -1:
         if self.serving:
@@ -322,7 +336,7 @@ cdef class Core(Driver):
 def _close_all():
     cdef Core gpu
     for gpu in list(_open):
-        if not gpu.serving:
+        if not gpu.to_be_closed() or gpu.forked:
             continue
         said = gpu.ledger.left_over()
         try:

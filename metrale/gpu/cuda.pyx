@@ -87,7 +87,8 @@ cdef class CudaBackend(GpuBackend):
         self.ordinal = device
         check_result(cu.cuDeviceGet(&self.device, device), "cuDeviceGet")
         check_result(cu.cuDriverGetVersion(&self.driver_version), "cuDriverGetVersion")
-        check_result(cu.cuGetProcAddress(b"cuLaunchKernel", <void**>&launch_kernel, DRIVER_API, 0, NULL), "cuGetProcAddress")
+        check_result(cu.cuGetProcAddress(b"cuLaunchKernel", <void**>&launch_kernel, DRIVER_API, 0, NULL),
+                     "cuGetProcAddress")
         cdef char name[256]
         check_result(cu.cuDeviceGetName(name, sizeof(name), self.device), "cuDeviceGetName")
         self.name = (<bytes>name).decode()
@@ -279,7 +280,7 @@ cdef class CudaBackend(GpuBackend):
         if result != cu.CUDA_SUCCESS:
             with gil:
                 check_result(result, f"launching {kernel.module}.{kernel.name} with grid {tuple(l.grid)}, "
-                              f"block {tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
+                                     f"block {tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
         return 0
 
     cdef int driver_check_special(self, KernelHandle kernel, Launch* l) except -1:
@@ -506,7 +507,8 @@ cdef class CudaBackend(GpuBackend):
             else:
                 result = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr>dst, <cu.CUdeviceptr>src, nbytes, <cu.CUstream>stream)
         self.leave(pushed)
-        return 0 if result == cu.CUDA_SUCCESS else check_result(result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
+        return 0 if result == cu.CUDA_SUCCESS else check_result(
+            result, f"copying {nbytes} bytes from {src:#x} to {dst:#x}")
 
     cdef int driver_copy_rows(self, uint64_t dst, uint64_t src, const Rows* rows, uint64_t stream) except -1:
         cdef cu.CUresult result

@@ -7,15 +7,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-cdef extern from *:
-    """
-    #if PY_VERSION_HEX >= 0x030D0000
-    #define metrale_finalizing() Py_IsFinalizing()
-    #else
-    #define metrale_finalizing() _Py_IsFinalizing()
-    #endif
-    """
-    bint is_finalizing "metrale_finalizing"() noexcept nogil
+from metrale.gpu.core cimport is_finalizing
 
 cdef extern from "Python.h":
     bint Py_IsInitialized() noexcept nogil

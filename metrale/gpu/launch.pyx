@@ -110,7 +110,11 @@ cdef class KernelLaunch:
 
     def shared_mem(self, nbytes):
         """Dynamic shared memory a block, in bytes."""
+        cdef long long n
         self.writing()
+        if is_int(nbytes, 0, self.kernel.max_shared, &n):
+            self.packed.shared_bytes = n
+            return self
         allowed = f"0 to {self.kernel.max_shared} bytes"
         try:
             self.packed.shared_bytes = as_integer(nbytes, "shared_mem", self.kernel.max_shared, allowed)
@@ -261,11 +265,7 @@ cdef class KernelLaunch:
         """Check geometry and arguments once, and return a ``PreparedLaunch`` that keeps both."""
         self.writing()
         check_fit(self.gpu, self.kernel, self.packed)
-        cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch)
-        global prepared_count
-        prepared_count += 1
-        prepared.id = prepared_count
-        prepared.gpu, prepared.kernel = self.gpu, self.kernel
+        cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch, self.gpu, self.kernel)
         copy_launch(&prepared.packed, self.packed)
         prepared.foreign = None if self.foreign is None else self.foreign.copy()
         self.launched = True
@@ -306,7 +306,15 @@ cdef class PreparedLaunch:
     address and comes after what their library has queued by then. One thread at a time may use it.
     """
 
-    def __init__(self):
+    def __cinit__(self, GpuBackend gpu=None, KernelHandle kernel=None):
+        global prepared_count
+        if gpu is None or kernel is None:
+            raise TypeError("PreparedLaunch comes from KernelLaunch.prepare()")
+        prepared_count += 1
+        self.id = prepared_count
+        self.gpu, self.kernel = gpu, kernel
+
+    def __init__(self, *args):
         raise TypeError("PreparedLaunch comes from KernelLaunch.prepare()")
 
     def set(self, which, value):
@@ -317,7 +325,6 @@ cdef class PreparedLaunch:
         cdef uint32_t code = self.kernel.codes[i], size = code & 0xFFFF
         cdef str name, kind
         cdef uint64_t word = 0
-        cdef long long small
         cdef float single
         cdef double number = 0
         cdef Py_buffer view
@@ -329,9 +336,7 @@ cdef class PreparedLaunch:
                 self.foreign = {i: value} if self.foreign is None else {**self.foreign, i: value}
                 return self
         elif code >> 16 == KIND_INT:
-            if size < 4 or not is_int(value, 0, 0x7FFFFFFF, &small):      # one that every such parameter takes
-                small = <long long>integer_bits(value, name, kind[0] == "i", 8 * size)
-            word = <uint64_t>small
+            word = integer_bits(value, name, kind[0] == "i", 8 * size)
         elif code >> 16 == KIND_FLOAT:
             try:
                 number = value
@@ -422,6 +427,9 @@ cdef int follow(GpuBackend gpu, KernelHandle kernel, Launch* l, dict foreign, ui
 
 cdef uint64_t integer_bits(object value, str name, bint is_signed, uint32_t bits) except? 0xFFFFFFFFFFFFFFFF:
     """The low bits of an integer that fits; little-endian, they are its bytes."""
+    cdef long long n, half = <long long>1 << (min(bits, 63) - 1)      # of the range, where C has numbers for it
+    if is_int(value, -half if is_signed else 0, half - 1 if is_signed else half - 1 + half, &n):
+        return <uint64_t>n
     cdef object one = 1      # shifted as a Python integer: 64 bits of C are one too few
     low = -(one << (bits - 1)) if is_signed else 0
     high = (one << (bits - 1 if is_signed else bits)) - 1

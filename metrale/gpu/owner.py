@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Owner: what one object holds of a backend, given back together."""
 
-import sys
 from collections.abc import Callable
 
 from metrale.gpu.backend import GpuBackend
+from metrale.gpu.buffer import OwnedHandle
 from metrale.gpu.pointer import DevicePtr
 
 __all__ = ["Owner"]
@@ -17,7 +17,7 @@ class Owner:
 
     In a constructor, ``with Owner(gpu, "MoeV41") as own:`` gives everything back if the block raises, and keeps it
     if it does not. ``free()`` gives everything back once, newest first, also when one of the steps fails; so does
-    the last reference.
+    the last reference, as each thing that is held frees itself with its own.
     """
 
     def __init__(self, gpu: GpuBackend, name: str) -> None:
@@ -34,22 +34,23 @@ class Owner:
 
     def stream(self) -> int:
         """A stream."""
-        stream = self.gpu.create_stream()
-        self._undo.append(lambda: self.gpu.destroy_stream(stream))
-        return stream
+        return self._keep(OwnedHandle(self.gpu, self.gpu.create_stream, self.gpu.destroy_stream))
 
     def event(self) -> int:
         """An event without timing."""
-        event = self.gpu.create_event()
-        self._undo.append(lambda: self.gpu.destroy_event(event))
-        return event
+        return self._keep(OwnedHandle(self.gpu, self.gpu.create_event, self.gpu.destroy_event))
+
+    def _keep(self, held: OwnedHandle) -> int:
+        self._undo.append(held.free)
+        return held.value
 
     def free(self) -> None:
         """Give everything back. Nothing is left to do after the backend's ``close()``, or the second time."""
         self.freed = True
         errors = []
         while self._undo:
-            # An interrupt in a step leaves the other steps for the next call.
+            # An interrupt leaves the other steps for the next call; what loses its place here goes with its last
+            # reference.
             release = self._undo.pop()
             try:
                 if self.gpu.usable:
@@ -58,10 +59,6 @@ class Owner:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.free()
 
     def __enter__(self) -> "Owner":
         return self

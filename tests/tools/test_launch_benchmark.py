@@ -12,7 +12,7 @@ import metrale
 
 FLOOR, AGAIN = "C driver call", "C driver call, again"
 BUILDER, PREPARED = "metrale KernelLaunch", "metrale PreparedLaunch"
-KINDS = {ctypes.c_uint64: ("ptr", "u64"), ctypes.c_uint32: ("u32",), ctypes.c_float: ("f32",)}
+KINDS = {ctypes.c_uint64: ("ptr", "ptr?", "u64"), ctypes.c_uint32: ("u32",), ctypes.c_float: ("f32",)}
 
 
 @pytest.fixture(scope="module")
