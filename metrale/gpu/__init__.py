@@ -46,18 +46,18 @@ def open(
     wanted = kind or os.environ.get("METRALE_BACKEND") or "auto"
     if wanted not in ("auto", "cuda", "host"):
         refuse("kind" if kind else "METRALE_BACKEND", wanted, "cuda, host, or none of them")
-    checks = {
-        "check": _switch("METRALE_CHECK", os.environ.get("METRALE_CHECK")) if check is None else check,
-        "redzone": _switch("METRALE_REDZONE", os.environ.get("METRALE_REDZONE")) if redzone is None else redzone,
-    }
+    if check is None:
+        check = _switch("METRALE_CHECK", os.environ.get("METRALE_CHECK"))
+    if redzone is None:
+        redzone = _switch("METRALE_REDZONE", os.environ.get("METRALE_REDZONE"))
     if wanted != "host":
         from metrale.gpu.cuda import CudaBackend, device_count
 
         if wanted == "cuda" or device_count() > 0:
-            return CudaBackend(device, **checks)
+            return CudaBackend(device, check=check, redzone=redzone)
     from metrale.gpu.host import HostBackend
 
-    return HostBackend(**checks, **host)
+    return HostBackend(check=check, redzone=redzone, **host)
 
 
 def _switch(variable: str, value: str | None) -> bool:
