@@ -178,11 +178,11 @@ cdef class GpuBackend(Checks):
     def destroy_stream(self, stream):
         """Destroy a stream of ``create_stream``; its queued work still completes."""
         cdef uint64_t s = self.as_stream(stream)
-        self.check_waitable(s, "destroy_stream")
         site = self.ledger.live_streams.pop(s, None)     # first, so that a second thread cannot destroy it too
         if stream is None or site is None:
             refuse("stream", stream, "a live stream of create_stream")
         try:
+            self.check_waitable(s, "destroy_stream")
             self.driver_destroy_stream(s)
         except BaseException:
             self.ledger.live_streams[s] = site

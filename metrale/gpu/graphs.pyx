@@ -94,6 +94,7 @@ cdef class Graphs(Core):
             raise CaptureError(f"launch_graph: the stream {s:#x} is being captured, and a graph does not become "
                                "part of another")
         with work.launching:
+            self.work_of(graph)      # another thread may have destroyed it meanwhile
             self.driver_launch_graph(graph, s)
         if work.held:
             self.hold(work.held, s)
@@ -180,6 +181,7 @@ cdef class Graphs(Core):
         if nodes is None:
             refuse("graph", graph, f"a graph that holds a launch of this PreparedLaunch of {kernel.name}")
         with work.launching:
+            self.work_of(graph)
             for node in nodes:
                 self.driver_update_node(graph, node, kernel, l)
         return 0

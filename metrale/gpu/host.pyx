@@ -409,10 +409,13 @@ cdef class HostBackend(GpuBackend):
     cdef int do(self, step, uint64_t stream) except -1:
         """Do a step of a graph on ``stream``; where that is being captured, the step becomes one of the capture."""
         cdef LaunchStep launch
+        cdef KernelHandle kernel
         cdef Rows rows
         if isinstance(step, LaunchStep):
             launch = step
-            return self.driver_launch(launch.kernel, &launch.launch, stream)
+            kernel = launch.kernel
+            with nogil:
+                return self.driver_launch(kernel, &launch.launch, stream)
         if step[0] == "memset":
             return self.driver_memset(step[1], step[2], step[3], stream)
         if step[0] == "copy":

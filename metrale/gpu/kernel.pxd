@@ -33,6 +33,8 @@ cdef class KernelHandle:
     cdef uint32_t max_threads           # a block of this kernel may have
     cdef uint32_t max_shared            # dynamic shared bytes a launch may ask for
     cdef uint32_t shared_opted          # the largest dynamic size the driver has been told of
+    cdef const char* launchers_names    # the names that the last launcher takes: a literal, known by its address
+    cdef int place                      # of this kernel among them
     cdef readonly str module
     cdef readonly str name
     cdef readonly tuple params          # ((name, kind), ...)

@@ -2,57 +2,42 @@
 # cython: cdivision=True
 """What launchers refuse, in the package's one wording."""
 
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint32_t, uint64_t
 
 from metrale.errors import refuse
 
+from metrale.gpu.interop cimport LONGEST_INT, is_int
 from metrale.gpu.kernel cimport KernelHandle
 
 
-cdef int kernel_in(KernelHandle kernel, tuple names) except -1:
-    """A kernel that the launcher is for: others may have parameters of the same kinds and mean something else."""
-    if kernel.name not in names:
-        refuse("kernel", kernel.name, " or ".join(names))
-    return 0
+cdef int find_kernel(KernelHandle kernel, const char* names) except -1 nogil:
+    with gil:
+        known = names.decode().split()
+        if kernel.name not in known:
+            refuse("kernel", kernel.name, " or ".join(known))
+        kernel.launchers_names, kernel.place = names, known.index(kernel.name)
+    return kernel.place
 
 
-cdef int device_ptr(str name, uint64_t ptr, uint64_t alignment) except -1:
-    """A pointer that is not null, to a multiple of ``alignment`` bytes, a power of 2: what the kernel's loads need."""
-    if ptr == 0:
-        refuse(name, None, "a device pointer that is not null")
-    return nullable_ptr(name, ptr, alignment)
+cdef int refuse_ptr(const char* name, uint64_t ptr, uint64_t alignment) except -1 nogil:
+    with gil:
+        if ptr == 0:
+            refuse(name.decode(), None, "a device pointer that is not null")
+        refuse(name.decode(), ptr, f"a device pointer to a multiple of {alignment} bytes")
 
 
-cdef int nullable_ptr(str name, uint64_t ptr, uint64_t alignment) except -1:
-    if ptr & (alignment - 1) != 0:
-        refuse(name, ptr, f"a device pointer to a multiple of {alignment} bytes")
-    return 0
-
-
-cdef int positive(str name, uint32_t value) except -1:
-    """1 or more."""
-    if value == 0:
-        refuse(name, value, "1 or more")
-    return 0
-
-
-cdef int multiple(str name, uint32_t value, uint32_t step) except -1:
-    """A positive multiple of ``step``."""
-    if value == 0 or value % step != 0:
-        refuse(name, value, f"a positive multiple of {step}")
-    return 0
-
-
-cdef int at_most(str name, uint32_t value, uint32_t limit) except -1:
-    """1 to ``limit``."""
-    if not 1 <= value <= limit:
-        refuse(name, value, f"1 to {limit}")
-    return 0
+cdef int refuse_number(const char* name, uint32_t value, const char* allowed, uint32_t limit) except -1 nogil:
+    with gil:
+        refuse(name.decode(), value, allowed.decode() + (str(limit) if limit > 0 else ""))
 
 
 cdef uint32_t u32(str name, object value) except? 0xFFFFFFFF:
+    cdef long long n
     cdef uint64_t v = 0
+    if is_int(value, 0, 0xFFFFFFFF, &n):
+        return <uint32_t>n
     try:
         v = PyNumber_Index(value)
     except (OverflowError, TypeError):
@@ -63,7 +48,10 @@ cdef uint32_t u32(str name, object value) except? 0xFFFFFFFF:
 
 
 cdef uint64_t u64(str name, object value) except? 0xFFFFFFFFFFFFFFFF:
+    cdef long long n
     cdef uint64_t v = 0
+    if is_int(value, 0, LONGEST_INT, &n):
+        return n
     try:
         v = PyNumber_Index(value)
     except (OverflowError, TypeError):
@@ -73,6 +61,8 @@ cdef uint64_t u64(str name, object value) except? 0xFFFFFFFFFFFFFFFF:
 
 cdef float f32(str name, object value) except? -1:
     cdef double v = 0
+    if PyFloat_CheckExact(value):
+        return <float>PyFloat_AS_DOUBLE(value)
     try:
         v = value
     except TypeError:

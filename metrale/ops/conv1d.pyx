@@ -4,14 +4,12 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from metrale.errors import refuse
-
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_ptr, push_u32
-from metrale.ops.check cimport ceil_div, device_ptr, kernel_in, nullable_ptr, positive, u32
+from metrale.ops.check cimport ceil_div, device_ptr, kernel_in, nullable_ptr, positive, refuse_number, u32
 
 cdef enum:
     CHANNELS_A_BLOCK = 256
@@ -29,27 +27,32 @@ def conv1d_update_chunk2(GpuBackend gpu not None, KernelHandle kernel not None, 
     ``conv1d_update_chunk2``, ``bias`` added last.
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_conv1d_update_chunk2(gpu, kernel, as_ptr(conv_state, "conv_state", gpu, s), as_ptr(input, "input", gpu, s),
-                           as_ptr(weight, "weight", gpu, s), as_ptr(output, "output", gpu, s),
-                           as_ptr(conv_state_intermediate, "conv_state_intermediate", gpu, s), u32("d_inner", d_inner),
-                           u32("d_conv", d_conv), u32("batch_size", batch_size), s, as_ptr(bias, "bias", gpu, s))
+    cdef uint64_t conv_state_ = as_ptr(conv_state, "conv_state", gpu, s), input_ = as_ptr(input, "input", gpu, s)
+    cdef uint64_t weight_ = as_ptr(weight, "weight", gpu, s), output_ = as_ptr(output, "output", gpu, s)
+    cdef uint64_t conv_state_intermediate_ = as_ptr(conv_state_intermediate, "conv_state_intermediate", gpu, s)
+    cdef uint64_t bias_ = as_ptr(bias, "bias", gpu, s)
+    cdef uint32_t d_inner_ = u32("d_inner", d_inner), d_conv_ = u32("d_conv", d_conv)
+    cdef uint32_t batch_size_ = u32("batch_size", batch_size)
+    with nogil:
+        c_conv1d_update_chunk2(gpu, kernel, conv_state_, input_, weight_, output_, conv_state_intermediate_, d_inner_,
+                               d_conv_, batch_size_, s, bias_)
 
 
 cdef int c_conv1d_update_chunk2(GpuBackend gpu, KernelHandle kernel, uint64_t conv_state, uint64_t input,
                                 uint64_t weight, uint64_t output, uint64_t conv_state_intermediate, uint32_t d_inner,
-                                uint32_t d_conv, uint32_t batch_size, uint64_t stream, uint64_t bias) except -1:
+                                uint32_t d_conv, uint32_t batch_size, uint64_t stream, uint64_t bias) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("causal_conv1d_update_chunk2",))
-    device_ptr("conv_state", conv_state, 16)
-    device_ptr("input", input, 2)
-    device_ptr("weight", weight, 2)
-    device_ptr("output", output, 2)
-    device_ptr("conv_state_intermediate", conv_state_intermediate, 16)
-    nullable_ptr("bias", bias, 4)
-    positive("d_inner", d_inner)
-    positive("batch_size", batch_size)
+    kernel_in(kernel, b"causal_conv1d_update_chunk2")
+    device_ptr(b"conv_state", conv_state, 16)
+    device_ptr(b"input", input, 2)
+    device_ptr(b"weight", weight, 2)
+    device_ptr(b"output", output, 2)
+    device_ptr(b"conv_state_intermediate", conv_state_intermediate, 16)
+    nullable_ptr(b"bias", bias, 4)
+    positive(b"d_inner", d_inner)
+    positive(b"batch_size", batch_size)
     if d_conv != WIDTH:
-        refuse("d_conv", d_conv, "4")
+        refuse_number(b"d_conv", d_conv, b"4", 0)
     launch_geometry(&l, ceil_div(d_inner, CHANNELS_A_BLOCK), batch_size, 1, CHANNELS_A_BLOCK, 1, 1, 0)
     push_ptr(&l, conv_state)
     push_ptr(&l, input)

@@ -23,19 +23,22 @@ def dense_gemv(GpuBackend gpu not None, KernelHandle kernel not None, input, wei
     Refuses null pointers, ``n`` or ``k`` of 0. Argument order: the Rust launcher ``ops::dense_gemv``.
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_dense_gemv(gpu, kernel, as_ptr(input, "input", gpu, s), as_ptr(weight, "weight", gpu, s),
-                 as_ptr(output, "output", gpu, s), u32("n", n), u32("k", k), s)
+    cdef uint64_t input_ = as_ptr(input, "input", gpu, s), weight_ = as_ptr(weight, "weight", gpu, s)
+    cdef uint64_t output_ = as_ptr(output, "output", gpu, s)
+    cdef uint32_t n_ = u32("n", n), k_ = u32("k", k)
+    with nogil:
+        c_dense_gemv(gpu, kernel, input_, weight_, output_, n_, k_, s)
 
 
 cdef int c_dense_gemv(GpuBackend gpu, KernelHandle kernel, uint64_t input, uint64_t weight, uint64_t output,
-                      uint32_t n, uint32_t k, uint64_t stream) except -1:
+                      uint32_t n, uint32_t k, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("dense_gemv_bf16",))
-    device_ptr("input", input, 2)
-    device_ptr("weight", weight, 2)
-    device_ptr("output", output, 2)
-    positive("n", n)
-    positive("k", k)
+    kernel_in(kernel, b"dense_gemv_bf16")
+    device_ptr(b"input", input, 2)
+    device_ptr(b"weight", weight, 2)
+    device_ptr(b"output", output, 2)
+    positive(b"n", n)
+    positive(b"k", k)
     launch_geometry(&l, ceil_div(n, GEMV_ROWS), 1, 1, GEMV_BLOCK, 1, 1, 0)
     push_ptr(&l, input)
     push_ptr(&l, weight)

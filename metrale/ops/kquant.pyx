@@ -11,7 +11,10 @@ from metrale.gpu.driver cimport Launch
 from metrale.gpu.interop cimport as_ptr
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.launch cimport launch, launch_geometry, push_f32, push_ptr, push_u32
-from metrale.ops.check cimport at_most, ceil_div, device_ptr, f32, kernel_in, multiple, nullable_ptr, positive, u32
+from metrale.ops.check cimport (
+    at_most, ceil_div, device_ptr, f32, kernel_in, multiple, nullable_ptr, positive,
+    refuse_number, u32,
+)
 
 cdef enum:
     WARP = 32
@@ -21,9 +24,11 @@ cdef enum:
     MMVQ_WARPS = 4                # rows a block
     MAX_M = 8
 
-cdef tuple MMVQ = ("kquant_mmvq_q2_k_w", "kquant_mmvq_q3_k_w", "kquant_mmvq_q6_k_w")
-cdef tuple MMVQ_EXPERTS = tuple([f"kquant_mmvq_{kind}_experts_w{warps}" for kind in ("q2_k", "q3_k")
-                                 for warps in ("2", "", "8")])
+cdef const char* MMVQ = b"kquant_mmvq_q2_k_w kquant_mmvq_q3_k_w kquant_mmvq_q6_k_w"
+cdef const char* MMVQ_EXPERTS = (
+    b"kquant_mmvq_q2_k_experts_w2 kquant_mmvq_q2_k_experts_w kquant_mmvq_q2_k_experts_w8 "
+    b"kquant_mmvq_q3_k_experts_w2 kquant_mmvq_q3_k_experts_w kquant_mmvq_q3_k_experts_w8"
+)
 
 
 def kquant_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel not None, x, y, K, M, stream):
@@ -32,17 +37,20 @@ def kquant_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel not None,
     Refuses ``K`` that is not a positive multiple of 32, ``M`` of 0, null pointers.
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_kquant_q8_1_rows_bf16(gpu, kernel, as_ptr(x, "x", gpu, s), as_ptr(y, "y", gpu, s), u32("K", K), u32("M", M), s)
+    cdef uint64_t x_ = as_ptr(x, "x", gpu, s), y_ = as_ptr(y, "y", gpu, s)
+    cdef uint32_t K_ = u32("K", K), M_ = u32("M", M)
+    with nogil:
+        c_kquant_q8_1_rows_bf16(gpu, kernel, x_, y_, K_, M_, s)
 
 
 cdef int c_kquant_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uint64_t x, uint64_t y, uint32_t K, uint32_t M,
-                                 uint64_t stream) except -1:
+                                 uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("kquant_q8_1_rows_bf16",))
-    device_ptr("x", x, 2)
-    device_ptr("y", y, 4)
-    multiple("K", K, Q8_1_VALUES)
-    positive("M", M)
+    kernel_in(kernel, b"kquant_q8_1_rows_bf16")
+    device_ptr(b"x", x, 2)
+    device_ptr(b"y", y, 4)
+    multiple(b"K", K, Q8_1_VALUES)
+    positive(b"M", M)
     launch_geometry(&l, quantise_grid(K, M), 1, 1, QUANTISE_BLOCK, 1, 1, 0)
     push_ptr(&l, x)
     push_ptr(&l, y)
@@ -60,23 +68,26 @@ def kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu not None, KernelHandle kernel no
     (but ``w``).
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_kquant_swiglu_q8_1_rows_bf16(gpu, kernel, as_ptr(gate, "gate", gpu, s), as_ptr(up, "up", gpu, s),
-                                   as_ptr(w, "w", gpu, s), as_ptr(h, "h", gpu, s), as_ptr(y, "y", gpu, s),
-                                   u32("rows", rows), u32("inter", inter), f32("limit", limit), s)
+    cdef uint64_t gate_ = as_ptr(gate, "gate", gpu, s), up_ = as_ptr(up, "up", gpu, s), w_ = as_ptr(w, "w", gpu, s)
+    cdef uint64_t h_ = as_ptr(h, "h", gpu, s), y_ = as_ptr(y, "y", gpu, s)
+    cdef uint32_t rows_ = u32("rows", rows), inter_ = u32("inter", inter)
+    cdef float limit_ = f32("limit", limit)
+    with nogil:
+        c_kquant_swiglu_q8_1_rows_bf16(gpu, kernel, gate_, up_, w_, h_, y_, rows_, inter_, limit_, s)
 
 
 cdef int c_kquant_swiglu_q8_1_rows_bf16(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w,
                                         uint64_t h, uint64_t y, uint32_t rows, uint32_t inter, float limit,
-                                        uint64_t stream) except -1:
+                                        uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("kquant_swiglu_q8_1_rows_bf16",))
-    device_ptr("gate", gate, 2)
-    device_ptr("up", up, 2)
-    device_ptr("h", h, 2)
-    device_ptr("y", y, 4)
-    nullable_ptr("w", w, 4)
-    positive("rows", rows)
-    multiple("inter", inter, Q8_1_VALUES)
+    kernel_in(kernel, b"kquant_swiglu_q8_1_rows_bf16")
+    device_ptr(b"gate", gate, 2)
+    device_ptr(b"up", up, 2)
+    device_ptr(b"h", h, 2)
+    device_ptr(b"y", y, 4)
+    nullable_ptr(b"w", w, 4)
+    positive(b"rows", rows)
+    multiple(b"inter", inter, Q8_1_VALUES)
     launch_geometry(&l, quantise_grid(inter, rows), 1, 1, QUANTISE_BLOCK, 1, 1, 0)
     push_ptr(&l, gate)
     push_ptr(&l, up)
@@ -97,15 +108,17 @@ def kquant_mmvq_w(GpuBackend gpu not None, KernelHandle kernel not None, w, y, o
     null pointers.
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_kquant_mmvq_w(gpu, kernel, as_ptr(w, "w", gpu, s), as_ptr(y, "y", gpu, s), as_ptr(out, "out", gpu, s),
-                    u32("K", K), u32("N", N), u32("M", M), s)
+    cdef uint64_t w_ = as_ptr(w, "w", gpu, s), y_ = as_ptr(y, "y", gpu, s), out_ = as_ptr(out, "out", gpu, s)
+    cdef uint32_t K_ = u32("K", K), N_ = u32("N", N), M_ = u32("M", M)
+    with nogil:
+        c_kquant_mmvq_w(gpu, kernel, w_, y_, out_, K_, N_, M_, s)
 
 
 cdef int c_kquant_mmvq_w(GpuBackend gpu, KernelHandle kernel, uint64_t w, uint64_t y, uint64_t out, uint32_t K,
-                         uint32_t N, uint32_t M, uint64_t stream) except -1:
+                         uint32_t N, uint32_t M, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, MMVQ)
-    device_ptr("w", w, block_alignment(kernel))
+    # Q2_K blocks are read by words; Q3_K and Q6_K blocks have a size that leaves them on even addresses only.
+    device_ptr(b"w", w, 4 if kernel_in(kernel, MMVQ) == 0 else 2)
     check_mmvq(y, out, K, N, M)
     launch_geometry(&l, ceil_div(N, MMVQ_WARPS), 1, 1, MMVQ_WARPS * WARP, 1, 1, 0)
     push_ptr(&l, w)
@@ -127,25 +140,30 @@ def kquant_mmvq_experts_w(GpuBackend gpu not None, KernelHandle kernel not None,
     ``warps`` outside {2, 4, 8} or other than the kernel's, ``experts`` of 0, strides that are not a multiple of 4.
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_kquant_mmvq_experts_w(gpu, kernel, as_ptr(tables, "tables", gpu, s), as_ptr(y, "y", gpu, s),
-                            as_ptr(out, "out", gpu, s), u32("K", K), u32("N", N), u32("M", M),
-                            u32("y_stride_bytes", y_stride_bytes), u32("experts", experts), u32("warps", warps), s)
+    cdef uint64_t tables_ = as_ptr(tables, "tables", gpu, s), y_ = as_ptr(y, "y", gpu, s)
+    cdef uint64_t out_ = as_ptr(out, "out", gpu, s)
+    cdef uint32_t K_ = u32("K", K), N_ = u32("N", N), M_ = u32("M", M)
+    cdef uint32_t y_stride_bytes_ = u32("y_stride_bytes", y_stride_bytes), experts_ = u32("experts", experts)
+    cdef uint32_t warps_ = u32("warps", warps)
+    with nogil:
+        c_kquant_mmvq_experts_w(gpu, kernel, tables_, y_, out_, K_, N_, M_, y_stride_bytes_, experts_, warps_, s)
 
 
 cdef int c_kquant_mmvq_experts_w(GpuBackend gpu, KernelHandle kernel, uint64_t tables, uint64_t y, uint64_t out,
                                  uint32_t K, uint32_t N, uint32_t M, uint32_t y_stride_bytes, uint32_t experts,
-                                 uint32_t warps, uint64_t stream) except -1:
+                                 uint32_t warps, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, MMVQ_EXPERTS)
-    device_ptr("tables", tables, 8)
+    cdef int place = kernel_in(kernel, MMVQ_EXPERTS)
+    device_ptr(b"tables", tables, 8)
     check_mmvq(y, out, K, N, M)
-    positive("experts", experts)
+    positive(b"experts", experts)
     if warps != 2 and warps != 4 and warps != 8:
-        refuse("warps", warps, "2, 4 or 8")
-    if not suffix_fits(kernel.name, warps):
-        refuse("warps", warps, f"the warps of kernel {kernel.name}")
+        refuse_number(b"warps", warps, b"2, 4 or 8", 0)
+    if warps != <uint32_t>2 << (place % 3):
+        with gil:
+            refuse("warps", warps, f"the warps of kernel {kernel.name}")
     if y_stride_bytes % 4 != 0:
-        refuse("y_stride_bytes", y_stride_bytes, "a multiple of 4")
+        refuse_number(b"y_stride_bytes", y_stride_bytes, b"a multiple of ", 4)
     launch_geometry(&l, ceil_div(N, warps), experts, 1, warps * WARP, 1, 1, 0)
     push_ptr(&l, tables)
     push_ptr(&l, y)
@@ -157,24 +175,13 @@ cdef int c_kquant_mmvq_experts_w(GpuBackend gpu, KernelHandle kernel, uint64_t t
     return launch(gpu, kernel, &l, stream)
 
 
-cdef int check_mmvq(uint64_t y, uint64_t out, uint32_t K, uint32_t N, uint32_t M) except -1:
-    device_ptr("y", y, 4)
-    device_ptr("out", out, 2)
-    multiple("K", K, SUPER_BLOCK)
-    positive("N", N)
-    return at_most("M", M, MAX_M)
+cdef int check_mmvq(uint64_t y, uint64_t out, uint32_t K, uint32_t N, uint32_t M) except -1 nogil:
+    device_ptr(b"y", y, 4)
+    device_ptr(b"out", out, 2)
+    multiple(b"K", K, SUPER_BLOCK)
+    positive(b"N", N)
+    return at_most(b"M", M, MAX_M)
 
 
 cdef inline uint32_t quantise_grid(uint32_t K, uint32_t rows) noexcept nogil:
     return ceil_div(<uint64_t>(K // Q8_1_VALUES) * rows, QUANTISE_BLOCK // WARP)
-
-
-cdef inline bint suffix_fits(str name, uint32_t warps):
-    """Whether a kernel ``..._w2``, ``..._w`` or ``..._w8`` runs ``warps`` warps a block."""
-    cdef Py_UCS4 last = name[len(name) - 1]
-    return last == (u'w' if warps == 4 else u'2' if warps == 2 else u'8')
-
-
-cdef inline int block_alignment(KernelHandle kernel):
-    """Q2_K blocks are read by words; Q3_K and Q6_K blocks have a size that leaves them on even addresses only."""
-    return 4 if "_q2_k_" in kernel.name else 2

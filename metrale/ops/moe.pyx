@@ -32,20 +32,24 @@ def moe_v41_swiglu(GpuBackend gpu not None, KernelHandle kernel not None, gate, 
     gate, up, h bf16 ``[rows, inter]``; w f32 ``[rows]`` or null (1). Refuses sizes of 0, null pointers (but ``w``).
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_swiglu(gpu, kernel, as_ptr(gate, "gate", gpu, s), as_ptr(up, "up", gpu, s), as_ptr(w, "w", gpu, s),
-                     as_ptr(h, "h", gpu, s), u32("rows", rows), u32("inter", inter), f32("limit", limit), s)
+    cdef uint64_t gate_ = as_ptr(gate, "gate", gpu, s), up_ = as_ptr(up, "up", gpu, s), w_ = as_ptr(w, "w", gpu, s)
+    cdef uint64_t h_ = as_ptr(h, "h", gpu, s)
+    cdef uint32_t rows_ = u32("rows", rows), inter_ = u32("inter", inter)
+    cdef float limit_ = f32("limit", limit)
+    with nogil:
+        c_moe_v41_swiglu(gpu, kernel, gate_, up_, w_, h_, rows_, inter_, limit_, s)
 
 
 cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, uint64_t up, uint64_t w, uint64_t h,
-                          uint32_t rows, uint32_t inter, float limit, uint64_t stream) except -1:
+                          uint32_t rows, uint32_t inter, float limit, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("moe_v41_swiglu",))
-    device_ptr("gate", gate, 2)
-    device_ptr("up", up, 2)
-    device_ptr("h", h, 2)
-    nullable_ptr("w", w, 4)
-    positive("rows", rows)
-    positive("inter", inter)
+    kernel_in(kernel, b"moe_v41_swiglu")
+    device_ptr(b"gate", gate, 2)
+    device_ptr(b"up", up, 2)
+    device_ptr(b"h", h, 2)
+    nullable_ptr(b"w", w, 4)
+    positive(b"rows", rows)
+    positive(b"inter", inter)
     launch_geometry(&l, ceil_div(inter, VALUES_A_BLOCK), min(rows, <uint32_t>MAX_GRID_Y), 1, BLOCK, 1, 1, 0)
     push_ptr(&l, gate)
     push_ptr(&l, up)
@@ -60,33 +64,39 @@ cdef int c_moe_v41_swiglu(GpuBackend gpu, KernelHandle kernel, uint64_t gate, ui
 def moe_v41_accumulate(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, n, stream):
     """``acc += src``: acc f32 ``[n]``, src bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_accumulate(gpu, kernel, as_ptr(acc, "acc", gpu, s), as_ptr(src, "src", gpu, s), u32("n", n), s)
+    cdef uint64_t acc_ = as_ptr(acc, "acc", gpu, s), src_ = as_ptr(src, "src", gpu, s)
+    cdef uint32_t n_ = u32("n", n)
+    with nogil:
+        c_moe_v41_accumulate(gpu, kernel, acc_, src_, n_, s)
 
 
 cdef int c_moe_v41_accumulate(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n,
-                              uint64_t stream) except -1:
-    kernel_in(kernel, ("moe_v41_accumulate",))
-    return elementwise(gpu, kernel, "acc", acc, "src", src, n, stream)
+                              uint64_t stream) except -1 nogil:
+    kernel_in(kernel, b"moe_v41_accumulate")
+    return elementwise(gpu, kernel, b"acc", acc, b"src", src, n, stream)
 
 
 def moe_v41_finish(GpuBackend gpu not None, KernelHandle kernel not None, acc, out, n, stream):
     """``out = bf16(acc)``: acc f32 ``[n]``, out bf16 ``[n]``. Refuses ``n`` of 0, null pointers."""
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_finish(gpu, kernel, as_ptr(acc, "acc", gpu, s), as_ptr(out, "out", gpu, s), u32("n", n), s)
+    cdef uint64_t acc_ = as_ptr(acc, "acc", gpu, s), out_ = as_ptr(out, "out", gpu, s)
+    cdef uint32_t n_ = u32("n", n)
+    with nogil:
+        c_moe_v41_finish(gpu, kernel, acc_, out_, n_, s)
 
 
 cdef int c_moe_v41_finish(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t out, uint32_t n,
-                          uint64_t stream) except -1:
-    kernel_in(kernel, ("moe_v41_finish",))
-    return elementwise(gpu, kernel, "acc", acc, "out", out, n, stream)
+                          uint64_t stream) except -1 nogil:
+    kernel_in(kernel, b"moe_v41_finish")
+    return elementwise(gpu, kernel, b"acc", acc, b"out", out, n, stream)
 
 
-cdef int elementwise(GpuBackend gpu, KernelHandle kernel, str a_name, uint64_t a, str b_name, uint64_t b, uint32_t n,
-                     uint64_t stream) except -1:
+cdef int elementwise(GpuBackend gpu, KernelHandle kernel, const char* a_name, uint64_t a, const char* b_name,
+                     uint64_t b, uint32_t n, uint64_t stream) except -1 nogil:
     cdef Launch l
     device_ptr(a_name, a, 4)
     device_ptr(b_name, b, 2)
-    positive("n", n)
+    positive(b"n", n)
     launch_geometry(&l, ceil_div(n, VALUES_A_BLOCK), 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, a)
     push_ptr(&l, b)
@@ -98,18 +108,20 @@ def moe_v41_sum_rows(GpuBackend gpu not None, KernelHandle kernel not None, acc,
     """``acc += src[0]; acc += src[1]; ...``: acc f32 ``[dim]``, src bf16 ``[n_rows, dim]``, with the rounding of
     that many ``moe_v41_accumulate``. Refuses sizes of 0, null pointers."""
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_sum_rows(gpu, kernel, as_ptr(acc, "acc", gpu, s), as_ptr(src, "src", gpu, s), u32("n_rows", n_rows),
-                       u32("dim", dim), s)
+    cdef uint64_t acc_ = as_ptr(acc, "acc", gpu, s), src_ = as_ptr(src, "src", gpu, s)
+    cdef uint32_t n_rows_ = u32("n_rows", n_rows), dim_ = u32("dim", dim)
+    with nogil:
+        c_moe_v41_sum_rows(gpu, kernel, acc_, src_, n_rows_, dim_, s)
 
 
 cdef int c_moe_v41_sum_rows(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint32_t n_rows,
-                            uint32_t dim, uint64_t stream) except -1:
+                            uint32_t dim, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("moe_v41_sum_rows",))
-    device_ptr("acc", acc, 4)
-    device_ptr("src", src, 2)
-    positive("n_rows", n_rows)
-    positive("dim", dim)
+    kernel_in(kernel, b"moe_v41_sum_rows")
+    device_ptr(b"acc", acc, 4)
+    device_ptr(b"src", src, 2)
+    positive(b"n_rows", n_rows)
+    positive(b"dim", dim)
     launch_geometry(&l, ceil_div(dim, VALUES_A_BLOCK), 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, acc)
     push_ptr(&l, src)
@@ -122,14 +134,16 @@ def moe_v41_router_gemv_f32out(GpuBackend gpu not None, KernelHandle kernel not 
     """Router logits ``C[m, n] = sum over k of A[m, k] * B[n, k]``: A bf16 ``[M, K]``, B bf16 ``[N, K]``, C f32
     ``[M, N]``. A row's bits do not depend on M. Refuses ``M`` outside 1..8, sizes of 0, null pointers."""
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_router_gemv_f32out(gpu, kernel, as_ptr(A, "A", gpu, s), as_ptr(B, "B", gpu, s), as_ptr(C, "C", gpu, s),
-                                 u32("M", M), u32("N", N), u32("K", K), s)
+    cdef uint64_t A_ = as_ptr(A, "A", gpu, s), B_ = as_ptr(B, "B", gpu, s), C_ = as_ptr(C, "C", gpu, s)
+    cdef uint32_t M_ = u32("M", M), N_ = u32("N", N), K_ = u32("K", K)
+    with nogil:
+        c_moe_v41_router_gemv_f32out(gpu, kernel, A_, B_, C_, M_, N_, K_, s)
 
 
 cdef int c_moe_v41_router_gemv_f32out(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B, uint64_t C,
-                                      uint32_t M, uint32_t N, uint32_t K, uint64_t stream) except -1:
+                                      uint32_t M, uint32_t N, uint32_t K, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("moe_v41_router_gemv_f32out",))
+    kernel_in(kernel, b"moe_v41_router_gemv_f32out")
     launch_geometry(&l, ceil_div(N, ROUTER_BLOCK // 32), 1, 1, ROUTER_BLOCK, 1, 1, 0)
     return router(gpu, kernel, &l, A, B, C, M, N, K, stream)
 
@@ -138,27 +152,29 @@ def moe_v41_router_gemv_f32out_products(GpuBackend gpu not None, KernelHandle ke
                                         stream):
     """``moe_v41_router_gemv_f32out`` with more warps an output: the same arguments, refusals and bits."""
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_router_gemv_f32out_products(gpu, kernel, as_ptr(A, "A", gpu, s), as_ptr(B, "B", gpu, s),
-                                          as_ptr(C, "C", gpu, s), u32("M", M), u32("N", N), u32("K", K), s)
+    cdef uint64_t A_ = as_ptr(A, "A", gpu, s), B_ = as_ptr(B, "B", gpu, s), C_ = as_ptr(C, "C", gpu, s)
+    cdef uint32_t M_ = u32("M", M), N_ = u32("N", N), K_ = u32("K", K)
+    with nogil:
+        c_moe_v41_router_gemv_f32out_products(gpu, kernel, A_, B_, C_, M_, N_, K_, s)
 
 
 cdef int c_moe_v41_router_gemv_f32out_products(GpuBackend gpu, KernelHandle kernel, uint64_t A, uint64_t B,
                                                uint64_t C, uint32_t M, uint32_t N, uint32_t K,
-                                               uint64_t stream) except -1:
+                                               uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("moe_v41_router_gemv_f32out_products",))
+    kernel_in(kernel, b"moe_v41_router_gemv_f32out_products")
     launch_geometry(&l, N, 1, 1, BLOCK, 1, 1, <size_t>M * PRODUCTS_SHARED)
     return router(gpu, kernel, &l, A, B, C, M, N, K, stream)
 
 
 cdef int router(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t A, uint64_t B, uint64_t C, uint32_t M,
-                uint32_t N, uint32_t K, uint64_t stream) except -1:
-    device_ptr("A", A, 2)
-    device_ptr("B", B, 2)
-    device_ptr("C", C, 4)
-    at_most("M", M, MAX_M)
-    positive("N", N)
-    positive("K", K)
+                uint32_t N, uint32_t K, uint64_t stream) except -1 nogil:
+    device_ptr(b"A", A, 2)
+    device_ptr(b"B", B, 2)
+    device_ptr(b"C", C, 4)
+    at_most(b"M", M, MAX_M)
+    positive(b"N", N)
+    positive(b"K", K)
     push_ptr(l, A)
     push_ptr(l, B)
     push_ptr(l, C)
@@ -181,34 +197,41 @@ def moe_v41_route_select(GpuBackend gpu not None, KernelHandle kernel not None, 
     1..min(n_routed, 32), ``gate_temp`` not above 0, null pointers (but ``bias``).
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_route_select(gpu, kernel, as_ptr(logits, "logits", gpu, s), as_ptr(bias, "bias", gpu, s),
-                           u32("n_routed", n_routed), u32("topk", topk), f32("gate_temp", gate_temp),
-                           f32("route_scale", route_scale), 1 if norm_topk else 0, as_ptr(slot_of, "slot_of", gpu, s),
-                           as_ptr(arena_base, "arena_base", gpu, s), u64("slot_bytes", slot_bytes),
-                           u64("gate_off", gate_off), u64("up_off", up_off), u64("down_off", down_off),
-                           as_ptr(hdr, "hdr", gpu, s), as_ptr(plan_w, "plan_w", gpu, s),
-                           as_ptr(plan_rows, "plan_rows", gpu, s), as_ptr(ptrs, "ptrs", gpu, s), s)
+    cdef uint64_t logits_ = as_ptr(logits, "logits", gpu, s), bias_ = as_ptr(bias, "bias", gpu, s)
+    cdef uint64_t slot_of_ = as_ptr(slot_of, "slot_of", gpu, s)
+    cdef uint64_t arena_base_ = as_ptr(arena_base, "arena_base", gpu, s), slot_bytes_ = u64("slot_bytes", slot_bytes)
+    cdef uint64_t gate_off_ = u64("gate_off", gate_off), up_off_ = u64("up_off", up_off)
+    cdef uint64_t down_off_ = u64("down_off", down_off), hdr_ = as_ptr(hdr, "hdr", gpu, s)
+    cdef uint64_t plan_w_ = as_ptr(plan_w, "plan_w", gpu, s), plan_rows_ = as_ptr(plan_rows, "plan_rows", gpu, s)
+    cdef uint64_t ptrs_ = as_ptr(ptrs, "ptrs", gpu, s)
+    cdef uint32_t n_routed_ = u32("n_routed", n_routed), topk_ = u32("topk", topk), norm_topk_ = 1 if norm_topk else 0
+    cdef float gate_temp_ = f32("gate_temp", gate_temp), route_scale_ = f32("route_scale", route_scale)
+    with nogil:
+        c_moe_v41_route_select(gpu, kernel, logits_, bias_, n_routed_, topk_, gate_temp_, route_scale_, norm_topk_,
+                               slot_of_, arena_base_, slot_bytes_, gate_off_, up_off_, down_off_, hdr_, plan_w_,
+                               plan_rows_, ptrs_, s)
 
 
 cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t logits, uint64_t bias,
                                 uint32_t n_routed, uint32_t topk, float gate_temp, float route_scale,
                                 uint32_t norm_topk, uint64_t slot_of, uint64_t arena_base, uint64_t slot_bytes,
                                 uint64_t gate_off, uint64_t up_off, uint64_t down_off, uint64_t hdr, uint64_t plan_w,
-                                uint64_t plan_rows, uint64_t ptrs, uint64_t stream) except -1:
+                                uint64_t plan_rows, uint64_t ptrs, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("moe_v41_route_select",))
-    device_ptr("logits", logits, 4)
-    nullable_ptr("bias", bias, 4)
-    device_ptr("slot_of", slot_of, 4)
-    device_ptr("arena_base", arena_base, 4)
-    device_ptr("hdr", hdr, 4)
-    device_ptr("plan_w", plan_w, 4)
-    device_ptr("plan_rows", plan_rows, 4)
-    device_ptr("ptrs", ptrs, 8)
-    at_most("n_routed", n_routed, ROUTE_MAX_EXPERTS)
-    at_most("topk", topk, min(n_routed, ROUTE_MAX_PICKS))
+    kernel_in(kernel, b"moe_v41_route_select")
+    device_ptr(b"logits", logits, 4)
+    nullable_ptr(b"bias", bias, 4)
+    device_ptr(b"slot_of", slot_of, 4)
+    device_ptr(b"arena_base", arena_base, 4)
+    device_ptr(b"hdr", hdr, 4)
+    device_ptr(b"plan_w", plan_w, 4)
+    device_ptr(b"plan_rows", plan_rows, 4)
+    device_ptr(b"ptrs", ptrs, 8)
+    at_most(b"n_routed", n_routed, ROUTE_MAX_EXPERTS)
+    at_most(b"topk", topk, min(n_routed, ROUTE_MAX_PICKS))
     if not gate_temp > 0:
-        refuse("gate_temp", gate_temp, "more than 0")
+        with gil:
+            refuse("gate_temp", gate_temp, "more than 0")
     launch_geometry(&l, 1, 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, logits)
     push_ptr(&l, bias)
@@ -237,18 +260,20 @@ def moe_v41_slot_table_set(GpuBackend gpu not None, KernelHandle kernel not None
     ranges are the caller's word: they lie on the device.
     """
     cdef uint64_t s = gpu.as_stream(stream)
-    c_moe_v41_slot_table_set(gpu, kernel, as_ptr(table, "table", gpu, s), u32("n_routed", n_routed),
-                             as_ptr(triples, "triples", gpu, s), u32("n", n), s)
+    cdef uint64_t table_ = as_ptr(table, "table", gpu, s), triples_ = as_ptr(triples, "triples", gpu, s)
+    cdef uint32_t n_routed_ = u32("n_routed", n_routed), n_ = u32("n", n)
+    with nogil:
+        c_moe_v41_slot_table_set(gpu, kernel, table_, n_routed_, triples_, n_, s)
 
 
 cdef int c_moe_v41_slot_table_set(GpuBackend gpu, KernelHandle kernel, uint64_t table, uint32_t n_routed,
-                                  uint64_t triples, uint32_t n, uint64_t stream) except -1:
+                                  uint64_t triples, uint32_t n, uint64_t stream) except -1 nogil:
     cdef Launch l
-    kernel_in(kernel, ("moe_v41_slot_table_set",))
-    device_ptr("table", table, 4)
-    device_ptr("triples", triples, 4)
-    at_most("n_routed", n_routed, ROUTE_MAX_EXPERTS)
-    positive("n", n)
+    kernel_in(kernel, b"moe_v41_slot_table_set")
+    device_ptr(b"table", table, 4)
+    device_ptr(b"triples", triples, 4)
+    at_most(b"n_routed", n_routed, ROUTE_MAX_EXPERTS)
+    positive(b"n", n)
     launch_geometry(&l, ceil_div(n, BLOCK), 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, table)
     push_u32(&l, n_routed)

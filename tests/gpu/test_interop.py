@@ -122,7 +122,8 @@ def test_an_array_without_elements_is_a_null_pointer(finish, out):
 
 def test_what_asks_for_gradients_is_taken_through_its_alias(finish, out):
     parameter = Exporting(None)
-    parameter.requires_grad, parameter.detach = True, lambda: VALUES.copy()
+    alias = VALUES.copy()
+    parameter.requires_grad, parameter.detach = True, lambda: alias
     finish(parameter, out)
     assert (out == ROUNDED).all()
 
