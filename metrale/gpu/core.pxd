@@ -20,20 +20,23 @@ cdef enum:
     POLL_US = 50      # between looks at calls in flight
 
 cdef class Core(Driver):
+    # What every launch looks at comes first, in a line of the cache or two.
+    cdef readonly bint closed
+    cdef bint serving                      # open, and not in a forked child: all that a launch has to ask
+    cdef uint64_t stream0                  # the default stream
+    cdef uint64_t id                       # of this backend alone, never used again
+    cdef int in_flight                     # driver calls of all threads; atomic
+    cdef bint checking                     # check mode: each launch is looked at, and waited for
+    cdef uint32_t max_grid[3]
+    cdef uint32_t max_block[3]
     cdef object __weakref__
     cdef readonly Ledger ledger
     cdef readonly str kind
     cdef readonly str name
-    cdef readonly bint closed
-    cdef bint serving                      # open, and not in a forked child: all that a launch has to ask
     cdef readonly int sm_count             # multiprocessors; on the host, worker threads
     cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
-    cdef uint64_t stream0                  # the default stream
-    cdef uint64_t id                       # of this backend alone, never used again
-    cdef int in_flight                     # driver calls of all threads; atomic
     cdef object closing                    # the thread that opens or closes the backend, which is closed meanwhile
     cdef bint interrupted                  # while it was being closed
-    cdef bint checking                     # check mode: each launch is looked at, and waited for
     cdef size_t band                       # bytes of red zone behind each allocation; 0: there are none
     cdef uint64_t scanning                 # the stream that fills and reads them
     cdef list held                         # [(event, what a copy that is not done yet uses)]
@@ -44,8 +47,6 @@ cdef class Core(Driver):
     cdef dict kernels                      # (module, name) -> KernelHandle
     cdef object loading                    # a lock
     cdef bint forked                       # this process was forked from the one that opened the backend
-    cdef uint32_t max_grid[3]
-    cdef uint32_t max_block[3]
 
     cdef int starting(self, bint check, bint redzone) except -1
     cdef int opened(self) except -1

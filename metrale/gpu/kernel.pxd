@@ -25,16 +25,17 @@ cdef enum ParamCode:
 
 
 cdef class KernelHandle:
+    # What every launch looks at comes first, in a line of the cache or two.
     cdef void* function                 # CUfunction, or the host library's kernel record
-    cdef void* launcher                 # the host library's launch function
     cdef uint64_t owner                 # id of the backend that loaded it
+    cdef const char* launchers_names    # the names that the last launcher takes: a literal, known by its address
+    cdef int place                      # of this kernel among them
     cdef uint32_t n_params
-    cdef uint32_t codes[MAX_PARAMS]
     cdef uint32_t max_threads           # a block of this kernel may have
     cdef uint32_t max_shared            # dynamic shared bytes a launch may ask for
     cdef uint32_t shared_opted          # the largest dynamic size the driver has been told of
-    cdef const char* launchers_names    # the names that the last launcher takes: a literal, known by its address
-    cdef int place                      # of this kernel among them
+    cdef uint32_t codes[MAX_PARAMS]
+    cdef void* launcher                 # the host library's launch function
     cdef readonly str module
     cdef readonly str name
     cdef readonly tuple params          # ((name, kind), ...)

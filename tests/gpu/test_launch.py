@@ -293,7 +293,7 @@ def test_shared_memory_that_no_block_has(fill, nbytes):
 
 
 def test_a_kernel_runs_on_the_backend_it_was_loaded_by(fresh, probe, out):
-    launch = KernelLaunch(fresh, probe("fill")).arg_ptr(out).arg_u32(1).arg_u32(1)
+    launch = KernelLaunch(fresh, probe("fill")).arg_ptr(out.ptr).arg_u32(1).arg_u32(1)
     with pytest.raises(LaunchError, match="^probes.fill: the kernel belongs to another backend than <"):
         launch.launch()
     assert words(out)[0] == 0

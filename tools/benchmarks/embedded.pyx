@@ -25,16 +25,49 @@ def loop_nogil(
             launch_noop(gpu, kernel, arguments, p, stream)
 
 
-cdef int launch_noop(
+cdef inline int launch_noop(
     GpuBackend gpu, KernelHandle kernel, int arguments, uint64_t p, uint64_t stream
 ) except -1 nogil:
+    if arguments == 0:
+        return launch0(gpu, kernel, stream)
+    return launch5(gpu, kernel, p, stream) if arguments == 5 else launch17(gpu, kernel, p, stream)
+
+
+cdef int launch0(GpuBackend gpu, KernelHandle kernel, uint64_t stream) except -1 nogil:
     cdef Launch l
-    cdef int _
     launch_geometry(&l, 1, 1, 1, 32, 1, 1, 0)
-    if arguments > 0:
-        for _ in range(10 if arguments == 17 else 2):
-            push_ptr(&l, p)
-        for _ in range(6 if arguments == 17 else 2):
-            push_u32(&l, 3)
-        push_f32(&l, 0.5)
+    return launch(gpu, kernel, &l, stream)
+
+
+cdef int launch5(GpuBackend gpu, KernelHandle kernel, uint64_t p, uint64_t stream) except -1 nogil:
+    cdef Launch l
+    launch_geometry(&l, 1, 1, 1, 32, 1, 1, 0)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_u32(&l, 3)
+    push_u32(&l, 3)
+    push_f32(&l, 0.5)
+    return launch(gpu, kernel, &l, stream)
+
+
+cdef int launch17(GpuBackend gpu, KernelHandle kernel, uint64_t p, uint64_t stream) except -1 nogil:
+    cdef Launch l
+    launch_geometry(&l, 1, 1, 1, 32, 1, 1, 0)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_ptr(&l, p)
+    push_u32(&l, 3)
+    push_u32(&l, 3)
+    push_u32(&l, 3)
+    push_u32(&l, 3)
+    push_u32(&l, 3)
+    push_u32(&l, 3)
+    push_f32(&l, 0.5)
     return launch(gpu, kernel, &l, stream)

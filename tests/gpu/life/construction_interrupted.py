@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A KeyboardInterrupt before each bytecode of building and freeing an Owner: nothing stays on the ledger."""
+"""A KeyboardInterrupt before each line and bytecode of building and freeing an Owner: nothing stays on the ledger."""
 # repeats: inside
 
 import sys
@@ -8,11 +8,11 @@ from things import NUMBER, Owner, nothing_left, open_backend
 
 from metrale.gpu import owner
 
-LEAST = 50  # bytecodes: the work has more
+LEAST = 15  # lines and bytecodes: the work has more
 
 
 class Interrupt:
-    """A trace function that raises at the n-th bytecode run in owner.py."""
+    """A trace function that raises at the n-th line or bytecode run in owner.py."""
 
     def __init__(self, at):
         self.left = at
@@ -21,7 +21,7 @@ class Interrupt:
         if frame.f_code.co_filename != owner.__file__:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event in ("line", "opcode"):
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -37,7 +37,7 @@ def work(gpu):
 
 
 def interrupted(gpu, at):
-    """Whether ``work`` was interrupted: it has fewer than ``at`` bytecodes if not."""
+    """Whether ``work`` was interrupted: it has fewer than ``at`` steps if not."""
     sys.settrace(Interrupt(at))
     try:
         work(gpu)

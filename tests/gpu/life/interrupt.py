@@ -93,6 +93,7 @@ def check_a_wait(wait, event):
 
 
 check_that_it_works()
+builders()  # loads its kernel, where an interrupt would leave a file to the garbage collector
 for _ in range(NUMBER):
     for work in (launches, copies, builders):
         interrupt(work, chance.uniform(0, LONGEST))
