@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 from typing_extensions import disjoint_base
 
-from metrale.gpu.backend import GpuBackend
+from metrale.gpu.context import CudaContext
 
 @disjoint_base
-class CudaBackend(GpuBackend):
+class CudaBackend(CudaContext):
     def __init__(self, device: int = 0, check: bool = False, redzone: bool = False) -> None: ...
-    @property
-    def ordinal(self) -> int: ...
-    @property
-    def driver_version(self) -> int: ...
     @property
     def arch(self) -> str: ...
 
