@@ -11,6 +11,7 @@ cdef class Checks(Graphs):
     cdef set reported          # (module, kernel, parameter, base): foreign memory that has been logged
 
     cdef int checked_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1
+    cdef int check_pointers(self, KernelHandle kernel, Launch* l) except -1
     cdef int check_pointer(self, KernelHandle kernel, int place, uint64_t ptr) except -1
     cdef bint is_foreign(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1
     cdef int paint(self, Allocation a) except -1

@@ -41,12 +41,7 @@ cdef class Checks(Graphs):
 
     cdef int checked_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
         """A launch in check mode."""
-        cdef uint64_t ptr
-        cdef uint32_t i
-        for i in range(kernel.n_params):
-            if kernel.codes[i] >> 16 == KIND_PTR:
-                memcpy(&ptr, l.args[i], sizeof(ptr))
-                self.check_pointer(kernel, i, ptr)
+        self.check_pointers(kernel, l)
         self.driver_launch(kernel, l, stream)
         return self.launched(stream, f"{kernel.module}.{kernel.name} with grid {tuple(l.grid)}, block "
                                      f"{tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
@@ -62,6 +57,15 @@ cdef class Checks(Graphs):
             found = self.overruns(self.ledger.live())
             if found:
                 raise LaunchError(f"{what}: {overrun_text(found)}")
+        return 0
+
+    cdef int check_pointers(self, KernelHandle kernel, Launch* l) except -1:
+        cdef uint64_t ptr
+        cdef uint32_t i
+        for i in range(kernel.n_params):
+            if kernel.codes[i] >> 16 == KIND_PTR:
+                memcpy(&ptr, l.args[i], sizeof(ptr))
+                self.check_pointer(kernel, i, ptr)
         return 0
 
     cdef int check_pointer(self, KernelHandle kernel, int place, uint64_t ptr) except -1:

@@ -99,7 +99,7 @@ cdef class Graphs(Core):
         if work.held:
             self.hold(work.held, s)
         if self.checking:
-            self.launched(s, f"the graph {graph:#x} from {self.ledger.live_graphs[graph]}")
+            self.launched(s, f"the graph {graph:#x} from {self.ledger.live_graphs.get(graph)}")
 
     def destroy_graph(self, graph):
         """Destroy a graph of ``end_capture``; launches of it that are queued still complete."""

@@ -367,6 +367,8 @@ cdef class PreparedLaunch:
 
         ``graph``: a handle of ``end_capture``. Refuses a graph in which this object has no launch.
         """
+        if self.gpu.checking:
+            self.gpu.check_pointers(self.kernel, &self.packed)
         self.gpu.update_nodes(graph, self.id, self.kernel, &self.packed)
 
     cdef int place_of(self, object which) except -1:

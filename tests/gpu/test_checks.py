@@ -117,6 +117,18 @@ def test_a_pointer_is_checked_in_a_capture(checked):
         fill(checked, dead).launch()
 
 
+def test_a_pointer_is_checked_when_a_graph_gets_it(checked):
+    with checked.buffer(4 * N) as out:
+        prepared = fill(checked, out).prepare()
+        with Graph(checked) as graph:
+            prepared.launch()
+        dead = checked.alloc(64)
+        checked.free(dead)
+        with refused(".*freed at"):
+            prepared.set("out", dead).update(graph.handle)
+        graph.free()
+
+
 def test_foreign_memory_is_taken_and_logged_once(caplog):
     caplog.set_level(logging.INFO, logger="metrale")
     with metrale.open("host", check=True) as gpu:
