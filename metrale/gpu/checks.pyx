@@ -11,9 +11,10 @@ from metrale.gpu import sources
 
 from metrale.gpu.core cimport Core
 from metrale.gpu.driver cimport CAPTURE_NONE, COPY_D2H, Launch
-from metrale.gpu.graphs cimport Graphs
+from metrale.gpu.graphs cimport CapturedWork, Graphs
 from metrale.gpu.kernel cimport KIND_PTR, KernelHandle
 from metrale.gpu.ledger cimport Allocation
+from metrale.gpu.recording cimport LaunchStep, launch_step
 
 cdef enum:
     PATTERN = 0xA7         # of a red zone: no letter, no small number, no NaN when repeated
@@ -41,8 +42,11 @@ cdef class Checks(Graphs):
 
     cdef int checked_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1:
         """A launch in check mode."""
+        cdef CapturedWork work = self.work_on(stream, NULL)
         self.check_pointers(kernel, l)
         self.driver_launch(kernel, l, stream)
+        if work is not None:
+            work.launches.append(launch_step(kernel, l))
         return self.launched(stream, f"{kernel.module}.{kernel.name} with grid {tuple(l.grid)}, block "
                                      f"{tuple(l.block)}, {l.shared_bytes} bytes of shared memory")
 
@@ -57,6 +61,12 @@ cdef class Checks(Graphs):
             found = self.overruns(self.ledger.live())
             if found:
                 raise LaunchError(f"{what}: {overrun_text(found)}")
+        return 0
+
+    cdef int check_graph(self, CapturedWork work) except -1:
+        cdef LaunchStep step
+        for step in work.launches:
+            self.check_pointers(step.kernel, &step.launch)
         return 0
 
     cdef int check_pointers(self, KernelHandle kernel, Launch* l) except -1:

@@ -11,6 +11,8 @@ cdef class CapturedWork:
     cdef object thread         # that began it
     cdef uint64_t graph
     cdef dict nodes            # PreparedLaunch.id -> [its kernel nodes]
+    cdef list launches         # LaunchSteps; in check mode only, as the next
+    cdef dict prepared         # PreparedLaunch.id -> [those of them that are its]
     cdef list held             # host memory that its copies use
     cdef object launching      # a lock: the driver takes one launch or update of a graph at a time
 
@@ -21,6 +23,7 @@ cdef class Graphs(Core):
     cdef dict graphs           # executable -> CapturedWork
     cdef dict captured_events  # event that was last recorded in a capture, and never happens -> the capture's number
 
+    cdef int check_graph(self, CapturedWork work) except -1
     cdef CapturedWork ending(self, uint64_t stream, str call)
     cdef CapturedWork work_on(self, uint64_t stream, uint64_t* node)
     cdef CapturedWork numbered(self, uint64_t capture)

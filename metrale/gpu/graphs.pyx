@@ -8,10 +8,11 @@ from libc.stdint cimport uint64_t
 from metrale.errors import CaptureError, MetraleError, refuse
 
 from metrale.gpu.core cimport Core
-from metrale.gpu.driver cimport CAPTURE_NONE, Launch
+from metrale.gpu.driver cimport CAPTURE_NONE, Launch, copy_launch
 from metrale.gpu.interop cimport as_handle
 from metrale.gpu.kernel cimport KernelHandle
 from metrale.gpu.ledger cimport call_site_text
+from metrale.gpu.recording cimport LaunchStep
 
 
 cdef class CapturedWork:
@@ -19,6 +20,8 @@ cdef class CapturedWork:
 
     def __cinit__(self):
         self.nodes = {}
+        self.launches = []
+        self.prepared = {}
         self.held = []
         self.launching = _thread.allocate_lock()
         self.thread = _thread.get_ident()
@@ -93,6 +96,8 @@ cdef class Graphs(Core):
         if self.driver_capture_status(s, NULL, NULL) != CAPTURE_NONE:
             raise CaptureError(f"launch_graph: the stream {s:#x} is being captured, and a graph does not become "
                                "part of another")
+        if self.checking:
+            self.check_graph(work)
         with work.launching:
             self.work_of(graph)      # another thread may have destroyed it meanwhile
             self.driver_launch_graph(graph, s)
@@ -133,6 +138,10 @@ cdef class Graphs(Core):
         self.ledger.live_graphs.clear()
         return 0
 
+    cdef int check_graph(self, CapturedWork work) except -1:
+        """Before a launch of a graph in check mode: look at the pointers of its launches."""
+        raise NotImplementedError
+
     cdef CapturedWork ending(self, uint64_t stream, str call):
         """Take the capture that began on ``stream`` off the list, for the caller to end."""
         cdef CapturedWork work = self.begun.get(stream)
@@ -172,11 +181,14 @@ cdef class Graphs(Core):
         cdef CapturedWork work = self.work_on(stream, &node)
         if work is not None and node != 0:
             work.nodes.setdefault(id, []).append(node)
+            if self.checking:
+                work.prepared.setdefault(id, []).append(work.launches[-1])
         return 0
 
     cdef int update_nodes(self, object graph, uint64_t id, KernelHandle kernel, Launch* l) except -1:
         """Give the nodes of a PreparedLaunch the arguments of ``l``."""
         cdef CapturedWork work = self.work_of(graph)
+        cdef LaunchStep step
         nodes = work.nodes.get(id)
         if nodes is None:
             refuse("graph", graph, f"a graph that holds a launch of this PreparedLaunch of {kernel.name}")
@@ -184,6 +196,8 @@ cdef class Graphs(Core):
             self.work_of(graph)
             for node in nodes:
                 self.driver_update_node(graph, node, kernel, l)
+            for step in work.prepared.get(id, ()):
+                copy_launch(&step.launch, l)
         return 0
 
     cdef int note_event(self, uint64_t event, uint64_t stream) except -1:

@@ -129,6 +129,31 @@ def test_a_pointer_is_checked_when_a_graph_gets_it(checked):
         graph.free()
 
 
+def test_a_graph_on_memory_that_is_gone_is_not_launched(checked):
+    out = checked.alloc(4 * N)
+    with Graph(checked) as graph:
+        fill(checked, out).launch()
+    graph.launch()
+    checked.free(out)
+    with refused(".*freed at"):
+        graph.launch()
+    graph.free()
+
+
+def test_a_graph_is_looked_at_with_the_arguments_that_it_was_given_last(checked):
+    first, second = checked.alloc(4 * N), checked.alloc(4 * N)
+    prepared = fill(checked, first).prepare()
+    with Graph(checked) as graph:
+        prepared.launch()
+    prepared.set("out", second).update(graph.handle)
+    checked.free(first)
+    graph.launch()
+    checked.free(second)
+    with refused(".*freed at"):
+        graph.launch()
+    graph.free()
+
+
 def test_foreign_memory_is_taken_and_logged_once(caplog):
     caplog.set_level(logging.INFO, logger="metrale")
     with metrale.open("host", check=True) as gpu:
