@@ -19,6 +19,8 @@ LONG = 40_000_000  # steps: on a GPU at least 0.1 seconds, twice as long as unti
 LARGE = 1 << 22  # bytes
 LONGEST = 0.005  # seconds until the interrupt of short work
 
+PATIENCE = 2000  # hundredths of a second for a signal to come, on a machine that is busy
+
 chance = random.Random(NUMBER)
 gpu = open_backend()
 
@@ -37,7 +39,8 @@ def interrupt(work, delay, ready=None):
     try:
         thread.start()
         work()
-        time.sleep(1)
+        for _ in range(PATIENCE):
+            time.sleep(0.01)
     except KeyboardInterrupt:
         thread.join()
     else:
