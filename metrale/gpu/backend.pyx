@@ -85,7 +85,8 @@ cdef class GpuBackend(Checks):
         """Copy the host buffer ``src`` to ``dst`` in stream order.
 
         Pageable memory has been read on return. Page-locked memory is read later, and kept alive until then; it must
-        not change. In a capture both are read whenever the graph runs, and kept alive as long as the graph.
+        not change. In a capture of ``begin_capture`` both are read whenever the graph runs, and kept alive as long as
+        it.
         """
         cdef uint64_t s = self.as_stream(stream)
         cdef HostView host = host_view(src, "src", False)
@@ -179,7 +180,7 @@ cdef class GpuBackend(Checks):
         """Destroy a stream of ``create_stream``; its queued work still completes."""
         cdef uint64_t s = self.as_stream(stream)
         site = self.ledger.live_streams.pop(s, None)     # first, so that a second thread cannot destroy it too
-        if stream is None or site is None:
+        if site is None:
             refuse("stream", stream, "a live stream of create_stream")
         try:
             self.check_waitable(s, "destroy_stream")

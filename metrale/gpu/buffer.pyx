@@ -9,7 +9,7 @@ from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.core cimport Core, is_finalizing
 from metrale.gpu.dlpack cimport DL_CPU, DL_CUDA, DLDevice, export_bytes
-from metrale.gpu.interop cimport as_handle, as_size, order_after
+from metrale.gpu.interop cimport as_handle, as_size, is_captured, order_after
 from metrale.gpu.ledger cimport Allocation
 
 
@@ -127,7 +127,8 @@ cdef class DeviceBuffer(OwnedMemory):
             consumer = 1 if stream is None else as_handle(stream, "stream")
             if consumer == 0:
                 refuse("stream", stream, "None, -1, 1 (legacy), 2 (per thread) or a handle")
-            order_after(gpu, consumer, gpu.stream0)
+            if not is_captured(gpu, consumer):
+                order_after(gpu, consumer, gpu.stream0)
         return export_bytes(self, &self.exports, address, self.nbytes, device,
                             max_version is not None and max_version[0] >= 1)
 

@@ -8,6 +8,7 @@ from metrale.gpu.ledger cimport Allocation
 
 
 cdef class Checks(Graphs):
+    cdef object guarding       # a lock: bands are painted and read while no other thread frees the memory
     cdef set reported          # (module, kernel, parameter, base): foreign memory that has been logged
 
     cdef int checked_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Check mode: each launch is looked at before, and waited for. Red zones: what it wrote behind a buffer is found."""
 
+import _thread
 import logging
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -26,6 +27,7 @@ cdef class Checks(Graphs):
     """The part of ``GpuBackend`` that ``open(check=True)`` and ``open(redzone=True)`` switch on."""
 
     def __cinit__(self, *args, **kwargs):
+        self.guarding = _thread.RLock()
         self.reported = set()
 
     def scan_redzones(self):
@@ -106,8 +108,12 @@ cdef class Checks(Graphs):
     # red zones
 
     cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner):
-        cdef Allocation a = Core.allocate(self, nbytes, kind, tag, owner)
-        if self.band > 0:
+        cdef Allocation a
+        if self.band == 0:
+            return Core.allocate(self, nbytes, kind, tag, owner)
+        self.check_open()      # before the lock, which a forked child may find taken
+        with self.guarding:
+            a = Core.allocate(self, nbytes, kind, tag, owner)
             try:
                 self.paint(a)
             except BaseException:
@@ -116,8 +122,11 @@ cdef class Checks(Graphs):
         return a
 
     cdef int release(self, Allocation a) except -1:
-        found = self.overruns([a]) if self.band > 0 and a.freed_at is None and self.captures == 0 else None
-        Core.release(self, a)
+        if self.band == 0:
+            return Core.release(self, a)
+        with self.guarding:
+            found = self.overruns([a]) if self.captures == 0 else None
+            Core.release(self, a)
         if found:
             raise MetraleError(f"freed, but {overrun_text(found)}")
         return 0
@@ -127,22 +136,24 @@ cdef class Checks(Graphs):
         return self.driver_synchronize(self.scanning)
 
     cdef list overruns(self, list allocations):
-        """``scan_redzones`` of some allocations."""
+        """``scan_redzones`` of some allocations; what a finalizer or close() frees meanwhile is passed over."""
         cdef Allocation a
         cdef bytearray bands = bytearray(len(allocations) * self.band)
         cdef unsigned char* band = bands
         found = []
-        for a in allocations:
-            self.driver_copy(COPY_D2H, <uint64_t>band, a.ptr + a.nbytes, self.band, self.scanning)
-            band += self.band
-        self.driver_synchronize(self.scanning)
         intact = bytes([PATTERN]) * self.band
-        for i, a in enumerate(allocations):
-            seen = bands[i * self.band:(i + 1) * self.band]
-            if seen != intact:
-                changed = [at for at, byte in enumerate(seen) if byte != PATTERN]
-                found.append((a, changed[0], len(changed)))
-                self.paint(a)
+        with self.guarding:
+            for a in allocations:
+                if a.freed_at is None:
+                    self.driver_copy(COPY_D2H, <uint64_t>band, a.ptr + a.nbytes, self.band, self.scanning)
+                band += self.band
+            self.driver_synchronize(self.scanning)
+            for i, a in enumerate(allocations):
+                seen = bands[i * self.band:(i + 1) * self.band]
+                if a.freed_at is None and seen != intact:
+                    changed = [at for at, byte in enumerate(seen) if byte != PATTERN]
+                    found.append((a, changed[0], len(changed)))
+                    self.paint(a)
         return found
 
 

@@ -11,7 +11,7 @@ from posix.unistd cimport usleep
 
 from metrale.errors import CudaError, refuse
 
-from metrale.gpu.atomic cimport atomic_add
+from metrale.gpu.atomic cimport atomic_add, atomic_read
 from metrale.gpu.backend cimport GpuBackend
 from metrale.gpu.core cimport POLL_US
 from metrale.gpu.driver cimport COPY_D2H, COPY_H2D, CopyKind, Rows
@@ -80,7 +80,7 @@ cdef class CudaContext(GpuBackend):
         cdef cu.CUcontext current = NULL
         atomic_add(&self.in_flight, 1)
         cu.cuCtxGetCurrent(&current)
-        if current == self.context and not self.closed:
+        if current == self.context and not atomic_read(<int*>&self.closed):
             return 0
         with gil:
             return self.enter_slowly(current)
@@ -257,6 +257,7 @@ cdef class CudaContext(GpuBackend):
         cdef cu.CUstreamCaptureMode mode
         cdef long long start = 0, waited = 0, looked = 0
         cdef int pushed = self.enter_freely(&mode)
+        cdef bint inside = True
         try:
             with nogil:
                 while True:
@@ -272,10 +273,15 @@ cdef class CudaContext(GpuBackend):
                         usleep(POLL_US)
                     if waited - looked > SIGNALS_NS:
                         looked = waited
-                        with gil:
+                        with gil:      # a handler may close the backend, which waits for calls in flight
+                            self.leave_freely(pushed, &mode)
+                            inside = False
                             PyErr_CheckSignals()
+                            pushed = self.enter_freely(&mode)
+                            inside = True
         finally:
-            self.leave_freely(pushed, &mode)
+            if inside:
+                self.leave_freely(pushed, &mode)
         return 0 if result == cu.CUDA_SUCCESS else check_result(result, what)
 
     cdef uint64_t driver_create_event(self, bint timing) except 0:

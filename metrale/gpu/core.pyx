@@ -66,6 +66,7 @@ cdef class Core(Driver):
             self.release_each(errors)
         except BaseException:      # an interrupt: what is left is for the next call
             self.interrupted = True
+            self.closing = None
             raise
         self.closing = None
         if errors:
@@ -175,19 +176,18 @@ cdef class Core(Driver):
     cdef int let_go(self, bint wait) except -1:
         """Drop what is held for copies that are done; with ``wait``, wait for all."""
         held, self.held = self.held, []
-        while held:
-            event, what = held.pop()
-            try:
+        try:
+            while held:
+                event = held[-1][0]
                 if wait:
                     self.driver_event_synchronize(event)
                 elif not self.driver_event_query(event):
-                    self.held.append((event, what))
+                    self.held.append(held.pop())
                     continue
-            except BaseException:
-                self.held.append((event, what))
-                self.held.extend(held)
-                raise
-            self.driver_destroy_event(event)
+                held.pop()
+                self.driver_destroy_event(event)
+        finally:
+            self.held.extend(held)
         return 0
 
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
@@ -238,6 +238,9 @@ cdef class Core(Driver):
         self.check_open()
         if nbytes == 0:
             refuse("nbytes", nbytes, "1 or more")
+        if tag is not None:
+            tag = str(tag)                   # may run Python code, which close() would wait for below
+            self.check_open()
         atomic_add(&self.in_flight, 1)       # until it is on the ledger: close() waits for it
         try:
             ptr = self.driver_alloc(nbytes + self.band, kind)

@@ -10,7 +10,7 @@ from libc.string cimport memset
 from metrale.errors import CaptureError, CudaError, LaunchError, MetraleError, refuse
 from metrale.gpu import cubin, signatures, sources
 
-from metrale.gpu.atomic cimport atomic_add
+from metrale.gpu.atomic cimport atomic_add, atomic_read
 from metrale.gpu.context cimport CudaContext, check_result
 from metrale.gpu.driver cimport (
     CAPTURE_INVALIDATED, CAPTURE_NONE, LAUNCH_CLUSTER, LAUNCH_COOPERATIVE, LAUNCH_OVERLAP_PREVIOUS, CaptureStatus,
@@ -56,7 +56,12 @@ cdef class CudaBackend(CudaContext):
         check_result(cu.cuGetProcAddress(b"cuLaunchKernel", <void**>&launch_kernel, DRIVER_API, 0, NULL),
                      "cuGetProcAddress")
         self.retain(device)
-        self.opened()
+        try:
+            self.opened()
+        except BaseException:
+            self.driver_destroy_stream(self.stream0)
+            CudaContext.driver_close(self)
+            raise
 
     @property
     def arch(self):
@@ -151,7 +156,7 @@ cdef class CudaBackend(CudaContext):
     cdef int driver_launch(self, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
         cdef cu.CUresult result = cu.CUDA_ERROR_INVALID_CONTEXT
         atomic_add(&self.in_flight, 1)
-        if not self.closed and l.shared_bytes <= kernel.shared_opted:
+        if not atomic_read(<int*>&self.closed) and l.shared_bytes <= kernel.shared_opted:
             result = launch(kernel, l, stream)
         atomic_add(&self.in_flight, -1)
         return 0 if result == cu.CUDA_SUCCESS else self.launch_again(kernel, l, stream, result)
@@ -161,9 +166,10 @@ cdef class CudaBackend(CudaContext):
         says what is missing; asking it before each launch would cost more than the launch has to spare."""
         cdef cu.CUcontext current = NULL
         cu.cuCtxGetCurrent(&current)
-        cdef bint ready = current == self.context and l.shared_bytes <= kernel.shared_opted
+        # This result is also that of a launch that was not tried, and another thread may have opted in since.
+        cdef bint final = current == self.context and result != cu.CUDA_ERROR_INVALID_CONTEXT
         cdef int pushed = self.enter()
-        if not ready:
+        if not final:
             result = opt_in(kernel) if l.shared_bytes > kernel.shared_opted else cu.CUDA_SUCCESS
             if result == cu.CUDA_SUCCESS:
                 result = launch(kernel, l, stream)

@@ -27,7 +27,7 @@ cdef class Graphs(Core):
     cdef CapturedWork ending(self, uint64_t stream, str call)
     cdef CapturedWork work_on(self, uint64_t stream, uint64_t* node)
     cdef CapturedWork numbered(self, uint64_t capture)
-    cdef CapturedWork work_of(self, object graph)
+    cdef CapturedWork work_of(self, uint64_t executable)
     cdef int remember_node(self, uint64_t id, uint64_t stream) except -1
     cdef int update_nodes(self, object graph, uint64_t id, KernelHandle kernel, Launch* l) except -1
     cdef int note_event(self, uint64_t event, uint64_t stream) except -1

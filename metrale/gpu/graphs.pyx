@@ -91,31 +91,33 @@ cdef class Graphs(Core):
     def launch_graph(self, graph, stream=None):
         """Queue all work of ``graph`` on ``stream``. Memory that it uses must still be there. Refuses a stream that is
         being captured."""
-        cdef uint64_t s = self.as_stream(stream)
-        cdef CapturedWork work = self.work_of(graph)
+        cdef uint64_t s = self.as_stream(stream), executable = as_handle(graph, "graph")
+        cdef CapturedWork work = self.work_of(executable)
         if self.driver_capture_status(s, NULL, NULL) != CAPTURE_NONE:
             raise CaptureError(f"launch_graph: the stream {s:#x} is being captured, and a graph does not become "
                                "part of another")
         if self.checking:
             self.check_graph(work)
         with work.launching:
-            self.work_of(graph)      # another thread may have destroyed it meanwhile
-            self.driver_launch_graph(graph, s)
+            self.work_of(executable)      # another thread may have destroyed it meanwhile
+            site = self.ledger.live_graphs[executable]
+            self.driver_launch_graph(executable, s)
         if work.held:
             self.hold(work.held, s)
         if self.checking:
-            self.launched(s, f"the graph {graph:#x} from {self.ledger.live_graphs.get(graph)}")
+            self.launched(s, f"the graph {executable:#x} from {site}")
 
     def destroy_graph(self, graph):
         """Destroy a graph of ``end_capture``; launches of it that are queued still complete."""
-        cdef CapturedWork work = self.work_of(graph)
-        del self.graphs[graph]      # first, so that a second thread cannot destroy it too
-        site = self.ledger.live_graphs.pop(graph)
+        cdef uint64_t executable = as_handle(graph, "graph")
+        cdef CapturedWork work = self.work_of(executable)
+        del self.graphs[executable]      # first, so that a second thread cannot destroy it too
+        site = self.ledger.live_graphs.pop(executable)
         try:
             with work.launching:
-                self.driver_destroy_graph(work.graph, graph)
+                self.driver_destroy_graph(work.graph, executable)
         except BaseException:
-            self.graphs[graph], self.ledger.live_graphs[graph] = work, site
+            self.graphs[executable], self.ledger.live_graphs[executable] = work, site
             raise
 
     cdef int release_graphs(self, list errors) except -1:
@@ -153,11 +155,11 @@ cdef class Graphs(Core):
         self.captures -= 1
         return work
 
-    cdef CapturedWork work_of(self, object graph):
+    cdef CapturedWork work_of(self, uint64_t executable):
         self.check_open()
-        cdef CapturedWork work = self.graphs.get(as_handle(graph, "graph"))
+        cdef CapturedWork work = self.graphs.get(executable)
         if work is None:
-            refuse("graph", graph, "a live graph of end_capture")
+            refuse("graph", executable, "a live graph of end_capture")
         return work
 
     cdef CapturedWork work_on(self, uint64_t stream, uint64_t* node):
@@ -187,15 +189,16 @@ cdef class Graphs(Core):
 
     cdef int update_nodes(self, object graph, uint64_t id, KernelHandle kernel, Launch* l) except -1:
         """Give the nodes of a PreparedLaunch the arguments of ``l``."""
-        cdef CapturedWork work = self.work_of(graph)
+        cdef uint64_t executable = as_handle(graph, "graph")
+        cdef CapturedWork work = self.work_of(executable)
         cdef LaunchStep step
         nodes = work.nodes.get(id)
         if nodes is None:
             refuse("graph", graph, f"a graph that holds a launch of this PreparedLaunch of {kernel.name}")
         with work.launching:
-            self.work_of(graph)
+            self.work_of(executable)
             for node in nodes:
-                self.driver_update_node(graph, node, kernel, l)
+                self.driver_update_node(executable, node, kernel, l)
             for step in work.prepared.get(id, ()):
                 copy_launch(&step.launch, l)
         return 0

@@ -397,8 +397,12 @@ cdef class HostBackend(GpuBackend):
         return 0
 
     cdef int driver_launch_graph(self, uint64_t executable, uint64_t stream) except -1:
-        for step in self.recorded[executable]:
-            self.do(step, stream)
+        cdef int phase = self.begin()      # close() and free() wait for the whole graph, not for a step
+        try:
+            for step in self.recorded[executable]:
+                self.do(step, stream)
+        finally:
+            self.end(phase)
         return 0
 
     cdef int driver_update_node(self, uint64_t executable, uint64_t node, KernelHandle kernel, Launch* l) except -1:
@@ -407,7 +411,7 @@ cdef class HostBackend(GpuBackend):
         return 0
 
     cdef int do(self, step, uint64_t stream) except -1:
-        """Do a step of a graph on ``stream``; where that is being captured, the step becomes one of the capture."""
+        """Do a step of a graph on ``stream``."""
         cdef LaunchStep launch
         cdef KernelHandle kernel
         cdef Rows rows

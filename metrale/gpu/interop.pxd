@@ -27,6 +27,7 @@ cdef uint64_t address_of(object value, str name, Core gpu) except? 0xFFFFFFFFFFF
 cdef bint own_ptr(object value, str name, Core gpu, uint64_t* address) except -1
 cdef uint64_t foreign_ptr(object value, str name, Core gpu, uint64_t stream,
                           bint ordered) except? 0xFFFFFFFFFFFFFFFF
+cdef bint is_captured(Core gpu, uint64_t stream) except -1
 cdef int order_after(Core gpu, uint64_t stream, uint64_t producer) except -1
 cdef uint64_t as_handle(object value, str name) except? 0xFFFFFFFFFFFFFFFF
 cdef uint64_t as_integer(object value, str name, uint64_t limit, str allowed) except? 0xFFFFFFFFFFFFFFFF

@@ -264,11 +264,11 @@ cdef class KernelLaunch:
     def prepare(self):
         """Check geometry and arguments once, and return a ``PreparedLaunch`` that keeps both."""
         self.writing()
+        self.launched = True
         check_fit(self.gpu, self.kernel, self.packed)
         cdef PreparedLaunch prepared = PreparedLaunch.__new__(PreparedLaunch, self.gpu, self.kernel)
         copy_launch(&prepared.packed, self.packed)
         prepared.foreign = None if self.foreign is None else self.foreign.copy()
-        self.launched = True
         return prepared
 
     cdef long long integer(self, object value, bint is_signed, uint32_t bits) except? -1:

@@ -28,7 +28,7 @@ cdef class Ledger:
     cdef readonly size_t pinned_bytes
     cdef readonly uint64_t seq
 
-    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag, str owner)
+    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, str tag, str owner)
     cdef Allocation at(self, uint64_t ptr)            # by base, or None
     cdef Allocation containing(self, uint64_t ptr)    # by any address inside, or None
     cdef Allocation before(self, uint64_t ptr)        # the last whose base is not above it, or None

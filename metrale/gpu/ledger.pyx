@@ -56,11 +56,11 @@ cdef class Ledger:
         self.live_events = {}
         self.live_graphs = {}
 
-    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, object tag, str owner):
+    cdef Allocation add(self, uint64_t ptr, size_t nbytes, str kind, str tag, str owner):
         cdef Allocation a = Allocation.__new__(Allocation)
         self.seq += 1
         a.ptr, a.nbytes, a.kind, a.seq, a.owner = ptr, nbytes, kind, self.seq, owner
-        a.tag = None if tag is None else str(tag)
+        a.tag = tag
         a.time_ns = time.time_ns()
         a.file, a.line = call_site()
         self.restore(a)

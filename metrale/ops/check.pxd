@@ -2,6 +2,7 @@
 # What launchers refuse, in the package's one wording. What is right costs a comparison, with or without the GIL.
 from libc.stdint cimport uint32_t, uint64_t
 
+from metrale.gpu.atomic cimport published
 from metrale.gpu.kernel cimport KernelHandle
 
 
@@ -16,7 +17,7 @@ cdef float f32(str name, object value) except? -1
 cdef inline int kernel_in(KernelHandle kernel, const char* names) except -1 nogil:
     """The place of a kernel among those that the launcher is for, a literal with a blank between two: others may have
     parameters of the same kinds and mean something else."""
-    return kernel.place if kernel.launchers_names == names else find_kernel(kernel, names)
+    return kernel.place if published(&kernel.launchers_names) == names else find_kernel(kernel, names)
 
 
 cdef inline int device_ptr(const char* name, uint64_t ptr, uint64_t alignment) except -1 nogil:

@@ -3,12 +3,12 @@
 """What launchers refuse, in the package's one wording."""
 
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
-from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint32_t, uint64_t
 
 from metrale.errors import refuse
 
-from metrale.gpu.interop cimport LONGEST_INT, is_int
+from metrale.gpu.atomic cimport publish
+from metrale.gpu.interop cimport as_handle, as_integer, is_int
 from metrale.gpu.kernel cimport KernelHandle
 
 
@@ -17,7 +17,8 @@ cdef int find_kernel(KernelHandle kernel, const char* names) except -1 nogil:
         known = names.decode().split()
         if kernel.name not in known:
             refuse("kernel", kernel.name, " or ".join(known))
-        kernel.launchers_names, kernel.place = names, known.index(kernel.name)
+        kernel.place = known.index(kernel.name)
+        publish(&kernel.launchers_names, names)      # last: launchers without the GIL read the place after it
     return kernel.place
 
 
@@ -35,28 +36,13 @@ cdef int refuse_number(const char* name, uint32_t value, const char* allowed, ui
 
 cdef uint32_t u32(str name, object value) except? 0xFFFFFFFF:
     cdef long long n
-    cdef uint64_t v = 0
     if is_int(value, 0, 0xFFFFFFFF, &n):
         return <uint32_t>n
-    try:
-        v = PyNumber_Index(value)
-    except (OverflowError, TypeError):
-        v = <uint64_t>1 << 32
-    if v > 0xFFFFFFFF:
-        refuse(name, value, "an integer, 0 to 4294967295")
-    return <uint32_t>v
+    return <uint32_t>as_integer(value, name, 0xFFFFFFFF, "an integer, 0 to 4294967295")
 
 
 cdef uint64_t u64(str name, object value) except? 0xFFFFFFFFFFFFFFFF:
-    cdef long long n
-    cdef uint64_t v = 0
-    if is_int(value, 0, LONGEST_INT, &n):
-        return n
-    try:
-        v = PyNumber_Index(value)
-    except (OverflowError, TypeError):
-        refuse(name, value, "an integer, 0 to 2**64 - 1")
-    return v
+    return as_handle(value, name)
 
 
 cdef float f32(str name, object value) except? -1:
@@ -65,6 +51,6 @@ cdef float f32(str name, object value) except? -1:
         return <float>PyFloat_AS_DOUBLE(value)
     try:
         v = value
-    except TypeError:
+    except (OverflowError, TypeError):
         refuse(name, value, "a float")
     return <float>v

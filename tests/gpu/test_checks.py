@@ -4,6 +4,8 @@
 import ctypes
 import logging
 import re
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -290,6 +292,27 @@ def test_the_ledger_counts_what_was_asked_for(guarded):
 def test_without_red_zones_there_is_nothing_to_scan(device):
     with pytest.raises(MetraleError, match="^scan_redzones: the backend was opened without red zones"):
         device.scan_redzones()
+
+
+def test_memory_that_other_threads_take_and_free_is_not_taken_for_an_overrun(guarded):
+    stop = threading.Event()
+
+    def take_and_free():
+        while not stop.is_set():
+            for buffer in [guarded.buffer(64) for _ in range(8)]:
+                buffer.free()
+
+    threads = [threading.Thread(target=take_and_free) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 1
+    found = []
+    while time.monotonic() < end:
+        found += guarded.scan_redzones()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert found == []
 
 
 # Switches

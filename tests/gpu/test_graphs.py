@@ -467,6 +467,19 @@ def test_graphs_are_on_the_ledger(device, stream):
     assert device.snapshot()["graphs"] == {}
 
 
+def test_a_graph_may_be_an_integer_of_another_type(device, stream, out, fill):
+    class Handle:
+        def __index__(self):
+            return graph
+
+    graph = graph_of(device, stream, lambda: fill(7).launch(stream))
+    device.launch_graph(Handle(), stream)
+    device.synchronize(stream)
+    assert words(out) == [7] * N
+    device.destroy_graph(Handle())
+    assert device.snapshot()["graphs"] == {}
+
+
 @pytest.mark.parametrize("use", ["launch_graph", "destroy_graph"])
 def test_a_graph_that_is_gone_is_refused(device, stream, use):
     graph = graph_of(device, stream)

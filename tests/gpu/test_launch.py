@@ -171,6 +171,13 @@ def test_after_a_refused_launch_the_next_argument_starts_a_new_list(fill, out):
     assert words(out) == [3] * 64
 
 
+def test_after_a_refused_preparation_the_next_argument_starts_a_new_list(fill, out):
+    with pytest.raises(LaunchError):
+        fill.arg_ptr(out).prepare()
+    fill.arg_ptr(out).arg_u32(64).arg_u32(3).launch()
+    assert words(out) == [3] * 64
+
+
 # Refusals
 
 

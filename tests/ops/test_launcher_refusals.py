@@ -223,14 +223,14 @@ def test_topk_beyond_32(call):
 
 
 @pytest.mark.parametrize(("launcher", "name"), named(arguments(NUMBERS)))
-@pytest.mark.parametrize("value", [-1, 1 << 32, 1 << 64, 4.0, "4", None])
+@pytest.mark.parametrize("value", [-1, 1 << 32, 1 << 64, 4.0, "4", None, True])
 def test_numbers_that_are_not_u32(call, launcher, name, value):
     with pytest.raises(ArgumentError, match=f"^{name}: got {value!r}, allowed: an integer, 0 to 4294967295$"):
         call(launcher, **{name: value})
 
 
 @pytest.mark.parametrize(("launcher", "name"), named(arguments(WIDE)))
-@pytest.mark.parametrize("value", [-1, 1 << 64, 4.0, "4"])
+@pytest.mark.parametrize("value", [-1, 1 << 64, 4.0, "4", True])
 def test_numbers_that_are_not_u64(call, launcher, name, value):
     with pytest.raises(ArgumentError, match=re.escape(f"{name}: got {value!r}, allowed: an integer, 0 to 2**64 - 1")):
         call(launcher, **{name: value})
@@ -241,6 +241,12 @@ def test_numbers_that_are_not_u64(call, launcher, name, value):
 def test_numbers_that_are_not_floats(call, launcher, name, value):
     with pytest.raises(ArgumentError, match=f"^{name}: got {value!r}, allowed: a float$"):
         call(launcher, **{name: value})
+
+
+@pytest.mark.parametrize(("launcher", "name"), named(arguments(FLOATS)))
+def test_an_integer_beyond_every_float(call, launcher, name):
+    with pytest.raises(ArgumentError, match=f"^{name}: got 10.*, allowed: a float$"):
+        call(launcher, **{name: 10**400})
 
 
 @pytest.mark.parametrize(("launcher", "name"), named(arguments(POINTERS)))

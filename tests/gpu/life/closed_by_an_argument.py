@@ -24,6 +24,10 @@ class Closing:
         self.gpu.close()
         return self.value
 
+    def __str__(self):
+        self.gpu.close()
+        return str(self.value)
+
     def data_ptr(self):
         return self.__index__()
 
@@ -38,6 +42,7 @@ CALLS = {
     "event_query": lambda gpu, t, stream, event: gpu.event_query(Closing(gpu, event)),
     "event_elapsed_ms": lambda gpu, t, stream, event: gpu.event_elapsed_ms(event, Closing(gpu, event)),
     "alloc": lambda gpu, t, stream, event: gpu.alloc(Closing(gpu, 64)),
+    "alloc, the tag": lambda gpu, t, stream, event: gpu.alloc(64, Closing(gpu, "tag")),
     "buffer": lambda gpu, t, stream, event: gpu.buffer(Closing(gpu, 64)),
     "memset": lambda gpu, t, stream, event: gpu.memset(Closing(gpu, 64), 0, 16),
     "copy_d2d": lambda gpu, t, stream, event: gpu.copy_d2d(t["acc"], t["out"], Closing(gpu, 16)),
