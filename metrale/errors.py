@@ -99,7 +99,10 @@ class OutOfMemoryError(CudaError):
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
     """Raise the `ArgumentError` that says which argument, what it was and what it may be."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        shown = object.__repr__(value)
     if len(shown) > LONGEST_VALUE:
         shown = f"{shown[:LONGEST_VALUE]}..."
     raise ArgumentError(f"{name}: got {shown}, allowed: {allowed}")

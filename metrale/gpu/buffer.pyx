@@ -4,7 +4,7 @@
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES
 from libc.stdint cimport uint64_t
 
-from metrale.errors import MetraleError, refuse
+from metrale.errors import ArgumentError, MetraleError, refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.core cimport Core, is_finalizing
@@ -48,7 +48,12 @@ cdef class OwnedMemory:
                                    "tensors and copies that use it are done")
         self.allocation = None
         if gpu.serving:
-            gpu.release(allocation)
+            try:
+                gpu.release(allocation)
+            except BaseException:
+                if allocation.freed_at is None:      # such as an interrupt: the next call goes on
+                    self.allocation = allocation
+                raise
 
     def __enter__(self):
         self.address()
@@ -185,8 +190,17 @@ cdef class OwnedHandle:
         """Destroy it. Nothing the second time, after the backend's ``close()``, and in a forked child."""
         value, self.value = self.value, None
         if value is not None and (<Core>self.gpu).serving:
-            self.destroy(value)
+            try:
+                self.destroy(value)
+            except ArgumentError:      # it is not there any more
+                raise
+            except BaseException:
+                self.value = value
+                raise
 
     def __del__(self):
         if self.value is not None and not is_finalizing():
             self.free()
+
+    def __reduce__(self):
+        raise TypeError("an OwnedHandle is the only owner of what it holds, and cannot be copied or pickled")

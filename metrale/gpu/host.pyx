@@ -9,6 +9,7 @@ import _thread
 import os
 import time
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free as c_free_memory
 from posix.stdlib cimport posix_memalign
@@ -94,7 +95,7 @@ cdef class HostBackend(GpuBackend):
     cdef readonly int workers
     cdef int running[2]           # work without the GIL, by the phase it began in
     cdef int phase
-    cdef object freeing           # a lock: one wait for running work at a time
+    cdef object freeing           # a lock: one thread waits for running work at a time
 
     def __init__(self, order="forward", seed=0, strict=False, workers=0, library=None, check=False,
                  redzone=False):
@@ -114,7 +115,7 @@ cdef class HostBackend(GpuBackend):
         self.event_times = {}
         self.recorder = Recorder()
         self.recorded = {}
-        self.freeing = _thread.allocate_lock()
+        self.freeing = _thread.RLock()
         self.next_handle = FIRST_HANDLE
         self.max_grid[:] = [METRALE_MAX_GRID_X, METRALE_MAX_GRID_Y, METRALE_MAX_GRID_Z]
         self.max_block[:] = [METRALE_MAX_BLOCK_X, METRALE_MAX_BLOCK_Y, METRALE_MAX_BLOCK_Z]
@@ -177,14 +178,16 @@ cdef class HostBackend(GpuBackend):
 
     cdef int wait_for_running(self) except -1:
         """Wait for the work of other threads that has begun, as a GPU's driver does before it frees memory."""
-        cdef int phase
+        cdef int phase, _
         if self.running[0] == 0 and self.running[1] == 0:
             return 0
-        with self.freeing:
-            phase = self.phase
-            self.phase = 1 - phase      # what begins from now on is not waited for
-            while self.running[phase] > 0:
-                time.sleep(POLL_US * 1e-6)
+        with self.freeing:      # of this thread: a signal handler may free memory during the wait
+            for _ in range(2):      # a wait that was interrupted, or still goes on, leaves work in both phases
+                phase = self.phase
+                self.phase = 1 - phase      # what begins from now on is not waited for in this turn
+                while self.running[phase] > 0:
+                    time.sleep(POLL_US * 1e-6)
+                    PyErr_CheckSignals()
         return 0
 
     cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0:

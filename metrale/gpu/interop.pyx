@@ -79,7 +79,7 @@ cdef uint64_t foreign_ptr(object value, str name, Core gpu, uint64_t stream,
 cdef uint64_t dlpack_ptr(object value, str name, Core gpu, uint64_t stream,
                          bint ordered) except? 0xFFFFFFFFFFFFFFFF:
     cdef const DLTensor* tensor = NULL
-    cdef uint64_t flags = 0
+    cdef uint64_t flags = 0, address
     cdef int i
     try:
         kind, number = value.__dlpack_device__()
@@ -107,7 +107,10 @@ cdef uint64_t dlpack_ptr(object value, str name, Core gpu, uint64_t stream,
         reject(name, value, f"of shape {shape} with strides {strides}", CONTIGUOUS)
     if tensor.data == NULL:
         reject(name, value, "of elements at a null address", "memory")
-    return <uint64_t>tensor.data + tensor.byte_offset
+    address = <uint64_t>tensor.data + tensor.byte_offset
+    if gpu.checking:
+        gpu.ledger.reused(address)
+    return address
 
 
 cdef object capsule_of(object value, object stream):

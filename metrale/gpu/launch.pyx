@@ -160,7 +160,7 @@ cdef class KernelLaunch:
         try:
             own = own_ptr(value, "ptr", self.gpu, &p)
         except ArgumentError as error:
-            raise self._bad(value, str(error).partition("allowed: ")[2]) from error
+            self.refuse_next(value, str(error).partition("allowed: ")[2])
         if not own:
             try:
                 p = foreign_ptr(value, self._next_name(), self.gpu, 0, False)
@@ -283,16 +283,19 @@ cdef class KernelLaunch:
     cdef double number(self, object value) except? -1:
         try:
             return value
-        except (OverflowError, TypeError) as error:
-            raise self._bad(value, "a float") from error
+        except (OverflowError, TypeError):
+            self.refuse_next(value, "a float")
 
     def _next_name(self):
         return parameter_name(self.kernel, 0 if self.launched else self.packed.n)
 
-    def _bad(self, value, allowed):
+    cdef int refuse_next(self, object value, str allowed) except -1:
         name = self._next_name()
         self.launched = True
-        return LaunchError(f"{self.kernel.module}.{self.kernel.name}: {name}: got {value!r}, allowed: {allowed}")
+        try:
+            refuse(name, value, allowed)
+        except ArgumentError as error:
+            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
 
     def __reduce__(self):
         raise TypeError("a KernelLaunch belongs to its process and cannot be pickled")
@@ -393,11 +396,12 @@ cdef class PreparedLaunch:
             with gil:
                 follow(self.gpu, self.kernel, &self.packed, self.foreign, stream)
         serve(self.gpu)
-        start(self.gpu, self.kernel, &self.packed, stream)
         if self.gpu.captures != 0:
-            with gil:
-                self.gpu.remember_node(self.id, stream)
-        return 0
+            with gil:      # over both, so that no other thread's launch on the host comes between
+                if self.gpu.work_on(stream, NULL) is not None:
+                    start(self.gpu, self.kernel, &self.packed, stream)
+                    return self.gpu.remember_node(self.id, stream)
+        return start(self.gpu, self.kernel, &self.packed, stream)
 
     def __reduce__(self):
         raise TypeError("a PreparedLaunch belongs to its process and cannot be pickled")
@@ -439,7 +443,10 @@ cdef uint64_t integer_bits(object value, str name, bint is_signed, uint32_t bits
     allowed = f"an integer from {limits}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         refuse(name, value, allowed)
-    number = PyNumber_Index(value)
+    try:
+        number = PyNumber_Index(value)
+    except TypeError:      # such as an array of several numbers
+        refuse(name, value, allowed)
     if not low <= number <= high:
         refuse(name, value, allowed)
     return number & 0xFFFFFFFFFFFFFFFF
@@ -450,14 +457,14 @@ cdef int _set_dims(uint32_t* dims, str what, x, y, z) except -1:
     if is_int(x, 0, 0xFFFFFFFF, &i) and is_int(y, 0, 0xFFFFFFFF, &j) and is_int(z, 0, 0xFFFFFFFF, &k):
         dims[0], dims[1], dims[2] = <uint32_t>i, <uint32_t>j, <uint32_t>k
         return 0
-    if not isinstance(x, int) and hasattr(x, "__len__"):
-        if len(x) != 3 or (y, z) != (1, 1):
-            raise ArgumentError(f"{what}: got {x!r}, allowed: three integers, or one sequence of three")
-        x, y, z = x
     try:
+        if not isinstance(x, int) and hasattr(x, "__len__"):
+            if len(x) != 3 or (y, z) != (1, 1):
+                refuse(what, x, "three integers, or one sequence of three")
+            x, y, z = x
         dims[0], dims[1], dims[2] = PyNumber_Index(x), PyNumber_Index(y), PyNumber_Index(z)
-    except (OverflowError, TypeError) as error:
-        raise ArgumentError(f"{what}: got {(x, y, z)!r}, allowed: integers from 1 to the device's limit") from error
+    except (OverflowError, TypeError):
+        refuse(what, (x, y, z), "integers from 1 to the device's limit")
     return 0
 
 

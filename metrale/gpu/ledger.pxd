@@ -35,6 +35,7 @@ cdef class Ledger:
     cdef int restore(self, Allocation a) except -1    # put back, or put in
     cdef int remove(self, Allocation a) except -1
     cdef Allocation freed(self, uint64_t ptr)         # the last that held the address, if it is remembered, or None
+    cdef int reused(self, uint64_t ptr) except -1
     cdef str describe(self, uint64_t ptr)             # what is known of an address, for messages
     cdef str left_over(self)                          # what is live, in a line; None if nothing is
 

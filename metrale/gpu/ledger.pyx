@@ -126,6 +126,14 @@ cdef class Ledger:
                 return a
         return None
 
+    cdef int reused(self, uint64_t ptr) except -1:
+        """Forget what has been freed at ``ptr``, where memory of another library lies now."""
+        cdef Allocation a = self.freed(ptr)
+        while a is not None:
+            self._freed.remove(a)
+            a = self.freed(ptr)
+        return 0
+
     cdef str left_over(self):
         parts = []
         if self._live:

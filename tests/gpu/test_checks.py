@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,19 @@ def test_foreign_memory_is_taken_and_logged_once(caplog):
     assert re.match(rf"moe_v41.moe_v41_accumulate: argument 2 \(src\): {x.ctypes.data:#x} is foreign, in", messages[0])
 
 
+def test_an_array_where_an_allocation_was_is_foreign():
+    reused = []
+    with metrale.open("host", check=True) as gpu, gpu.buffer(2 * N) as out:
+        kernel = gpu.kernel("moe_v41", "moe_v41_finish")
+        for i in range(100):
+            with gpu.buffer(nbytes := 4096 << i % 4) as gone:
+                begin = gone.ptr
+            acc = np.ones(nbytes // 4, np.float32)
+            reused.append(begin <= acc.ctypes.data < begin + nbytes)
+            ops.moe_v41_finish(gpu, kernel, acc, out, N, None)
+    assert any(reused)
+
+
 @pytest.mark.gpu
 def test_a_tensor_of_torch_is_taken_and_logged_once(caplog):
     torch = pytest.importorskip("torch")
@@ -282,6 +296,22 @@ def test_freeing_tells_of_an_overrun_and_frees(guarded):
     with pytest.raises(MetraleError, match="^freed, but 4 bytes were written past the end of <Allocation victim"):
         out.free()
     assert guarded.live_alloc_count == 0
+
+
+def test_threads_that_allocate_launch_and_free_overrun_nothing(guarded):
+    def allocate(_):
+        for _ in range(200):
+            with guarded.buffer(1 << 20), guarded.buffer(1 << 20):
+                pass
+
+    def launch(_):
+        with guarded.buffer(4 * N) as out:
+            for _ in range(200):
+                fill(guarded, out).launch()
+
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(work, i) for i in range(2) for work in (allocate, launch)]
+        assert [work.result() for work in done] == [None] * 4
 
 
 def test_the_ledger_counts_what_was_asked_for(guarded):

@@ -3,6 +3,7 @@
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -249,6 +250,45 @@ def test_a_launch_on_a_joined_stream_is_updated(device, stream, side, event, out
     assert words(out) == [9] * N
     device.destroy_graph(graph)
     device.destroy_event(back)
+
+
+def test_launches_of_threads_on_one_capture_are_updated_apart(host):
+    kernel = host.kernel("moe_v41", "moe_v41_accumulate")
+    one = np.full(N, 0x3F80, np.uint16)  # bf16
+    for _ in range(20):
+        sums = [host.upload(np.zeros(N, np.float32)) for _ in range(5)]
+        builders = [KernelLaunch(host, kernel).block(N).arg_ptr(s).arg_ptr(one).arg_u32(N) for s in sums[:4]]
+        prepared = [builder.prepare() for builder in builders]
+
+        def launch(each):
+            for _ in range(50):
+                each.launch()
+
+        with Graph(host) as graph, ThreadPoolExecutor(4) as pool:
+            list(pool.map(launch, prepared))
+        prepared[0].set("acc", sums[4]).update(graph.handle)
+        graph.launch()
+        assert [s.numpy("float32")[0] for s in sums] == [0, 50, 50, 50, 50]
+
+
+class Index:
+    """An integer of another type."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_a_graph_is_named_by_any_integer(device, stream, out, fill):
+    prepared = fill(1).prepare()
+    graph = Index(graph_of(device, stream, lambda: prepared.launch(stream)))
+    prepared.set("value", 7).update(graph)
+    device.launch_graph(graph)
+    assert words(out) == [7] * N
+    device.destroy_graph(graph)
+    assert device.ledger.graphs == {}
 
 
 def test_a_graph_without_the_object_refuses_its_update(device, stream, fill):

@@ -255,6 +255,22 @@ def test_numbers_out_of_range_name_the_parameter(fill, out, method, value, allow
         getattr(fill, method)(value)
 
 
+@pytest.mark.parametrize(
+    "value", [10**5000, -(10**5000), np.zeros(2, np.int32), np.float32(1)], ids=["huge", "negative", "array", "float"]
+)
+@pytest.mark.parametrize("method", ["arg_u32", "arg_i64"])
+def test_what_is_no_integer_of_its_size_names_the_parameter(fill, out, method, value):
+    with pytest.raises(LaunchError, match=r"^probes.fill: n: got .*, allowed: an integer from "):
+        getattr(fill.arg_ptr(out), method)(value)
+
+
+@pytest.mark.parametrize("what", ["grid", "block", "cluster"])
+@pytest.mark.parametrize("value", [10**5000, np.array(5.0), "abc"], ids=["huge", "array", "str"])
+def test_dimensions_that_are_no_integers(fill, what, value):
+    with pytest.raises(ArgumentError, match=rf"^{what}: got .*, allowed: integers from 1 to the device's limit$"):
+        getattr(fill, what)(value)
+
+
 def test_a_number_beyond_the_last_parameter_is_called_by_its_place(fill, out):
     fill.arg_ptr(out).arg_u32(1).arg_u32(1)
     with pytest.raises(LaunchError, match="probes.fill: argument 4: got -1"):

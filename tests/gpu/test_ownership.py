@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Who may free what, and what belongs to whom."""
 
+import copy
 import gc
 import pickle
 
@@ -8,7 +9,8 @@ import pytest
 
 import metrale
 from metrale import KernelLaunch
-from metrale.errors import ArgumentError, LaunchError, MetraleError, OutOfMemoryError
+from metrale.errors import ArgumentError, CaptureError, LaunchError, MetraleError, OutOfMemoryError
+from metrale.gpu.buffer import OwnedHandle
 from metrale.gpu.owner import Owner
 
 
@@ -64,6 +66,23 @@ def test_an_interrupt_in_free_leaves_the_rest_for_the_next_call(device):
     assert device.live_alloc_count == 0
 
 
+def test_an_owner_of_a_handle_is_not_copied(device):
+    event = OwnedHandle(device, device.create_event, device.destroy_event)
+    with pytest.raises(TypeError, match="the only owner"):
+        copy.copy(event)
+    event.free()
+
+
+def test_a_handle_whose_destruction_is_refused_is_still_owned(device):
+    stream = OwnedHandle(device, device.create_stream, device.destroy_stream)
+    device.begin_capture(stream.value)
+    with pytest.raises(CaptureError, match="^destroy_stream: "):
+        stream.free()
+    device.abort_capture_if_active(stream.value)
+    stream.free()
+    assert device.snapshot()["streams"] == {}
+
+
 def test_a_kernel_outlives_its_backend_but_fits_no_other():
     for _ in range(20):
         with metrale.open("host") as first:
@@ -102,5 +121,5 @@ def test_the_ledger_hands_out_copies(device):
 def test_an_out_of_memory_error_can_cross_to_another_process(device):
     with pytest.raises(OutOfMemoryError) as caught, device.buffer(64, "held"):
         device.alloc(1 << 50)
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.asked, copy.total) == (str(caught.value), 1 << 50, caught.value.total)
+    other = pickle.loads(pickle.dumps(caught.value))
+    assert (str(other), other.asked, other.total) == (str(caught.value), 1 << 50, caught.value.total)
