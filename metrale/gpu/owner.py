@@ -42,6 +42,7 @@ class Owner:
 
     def _keep(self, held: OwnedHandle) -> int:
         self._undo.append(held.free)
+        assert held.value is not None  # it has not been freed yet
         return held.value
 
     def free(self) -> None:
