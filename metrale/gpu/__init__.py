@@ -5,11 +5,12 @@ from typing import Any
 
 from metrale.gpu.backend import GpuBackend
 from metrale.gpu.buffer import DeviceBuffer, PinnedBuffer
+from metrale.gpu.builder import KernelLaunch
 from metrale.gpu.graph import Graph
 from metrale.gpu.kernel import KernelHandle
-from metrale.gpu.launch import KernelLaunch, PreparedLaunch
 from metrale.gpu.ledger import Allocation, Ledger
 from metrale.gpu.pointer import DevicePtr
+from metrale.gpu.prepared import PreparedLaunch
 
 __all__ = [
     "Allocation",

@@ -75,30 +75,16 @@ cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1 nog
 cdef int launch(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil
 
 
-cdef class PreparedLaunch:
-    cdef GpuBackend gpu
-    cdef KernelHandle kernel
-    cdef Launch packed
-    cdef dict foreign             # place -> another library's array, asked at each launch; None where there is none
-    cdef uint64_t id              # by which a graph knows its nodes; never used again
-
-    cdef int place_of(self, object which) except -1
-    # Overwrite argument i with the bytes of its parameter; the caller knows their number and meaning.
-    cdef void set_raw(self, uint32_t i, const void* value) noexcept nogil
-    cdef int c_launch(self, uint64_t stream) except -1 nogil
+cdef inline int serve(GpuBackend gpu) except -1 nogil:
+    """Refuse a backend that is closed, or was opened before a fork."""
+    if not gpu.serving:
+        with gil:
+            gpu.check_open()
+    return 0
 
 
-cdef class KernelLaunch:
-    cdef GpuBackend gpu
-    cdef KernelHandle kernel
-    cdef Launch* packed       # its own, from a pool
-    cdef bint launched        # the next argument starts a new list
-    cdef dict foreign         # place -> another library's array, asked at launch; None where there is none
-    cdef bint launching       # packed is being read without the GIL
-
-    cdef int writing(self) except -1
-    cdef int next_argument(self) except -1
-    cdef long long integer(self, object value, bint is_signed, uint32_t bits) except? -1
-    cdef double number(self, object value) except? -1
-    cdef int refuse_next(self, object value, str allowed) except -1
-    cdef KernelLaunch set_flag(self, LaunchFlag flag, bint on)
+cdef inline int start(GpuBackend gpu, KernelHandle kernel, Launch* l, uint64_t stream) except -1 nogil:
+    if gpu.checking:
+        with gil:
+            return gpu.checked_launch(kernel, l, stream)
+    return gpu.driver_launch(kernel, l, stream)

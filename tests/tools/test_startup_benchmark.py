@@ -22,7 +22,7 @@ def facts(first_kernel, not_needed=()):
 def test_import_metrale_is_timed_and_leaves_neither_numpy_nor_cuda(startup):
     found = startup.child(startup.IMPORT, "metrale")
     assert found["ms"] > 0
-    assert "metrale.gpu.launch" in found["modules"]
+    assert "metrale.gpu.builder" in found["modules"]
     assert not set(startup.NOT_NEEDED) & set(found["modules"])
 
 

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+from typing import Self, SupportsFloat
+
+from typing_extensions import disjoint_base
+
+from metrale.gpu.protocols import HostBuffer, PointerLike, StreamLike
+
+@disjoint_base
+class PreparedLaunch:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    def set(self, which: str | int, value: PointerLike | SupportsFloat | HostBuffer) -> Self: ...
+    def launch(self, stream: StreamLike = None) -> None: ...
+    def update(self, graph: int) -> None: ...
