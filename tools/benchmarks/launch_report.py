@@ -51,6 +51,9 @@ def bars(facts: dict[str, Any]) -> dict[str, dict[int, float]]:
     return {label: {row["arguments"]: row["over_c_ns"] / 1e3 for row in rows} for label, rows in groups.items()}
 
 
+LINEAR_US = 0.1  # microseconds: what is shorter is drawn to scale, what is longer by its logarithm
+
+
 def chart(facts: dict[str, Any], path: Path) -> None:
     """The bars as an SVG file."""
     import matplotlib
@@ -75,9 +78,11 @@ def chart(facts: dict[str, Any], path: Path) -> None:
             axes.bar_label(drawn, [f"{us:+.2f}" for _, us in at], padding=3, fontsize=8)
         axes.set_yticks(range(len(groups)), list(groups))
         axes.invert_yaxis()
+        axes.set_xscale("symlog", linthresh=LINEAR_US)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.12)
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_xlabel("microseconds a launch over the C driver call")
+        axes.set_xlabel(f"microseconds a launch over the C driver call, logarithmic from {LINEAR_US}")
         axes.set_title("{gpu}, driver {driver}, {date}, commit {commit}".format(**facts), fontsize=10)
         axes.legend()
         path.parent.mkdir(parents=True, exist_ok=True)
