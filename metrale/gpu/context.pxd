@@ -20,6 +20,7 @@ cdef class CudaContext(GpuBackend):
     cdef void leave(self, int pushed) noexcept nogil
     cdef int enter_freely(self, cu.CUstreamCaptureMode* mode) except -1
     cdef void leave_freely(self, int pushed, cu.CUstreamCaptureMode* mode) noexcept
+    cdef int let_signals_in(self) except -1
     cdef int wait(self, uint64_t handle, bint is_event, str what) except -1
 
 

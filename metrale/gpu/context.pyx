@@ -9,7 +9,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memset
 from posix.unistd cimport usleep
 
-from metrale.errors import CudaError, refuse
+from metrale.errors import CudaError, MetraleError, refuse
 
 from metrale.gpu.atomic cimport atomic_add, atomic_read
 from metrale.gpu.backend cimport GpuBackend
@@ -52,6 +52,7 @@ cdef class CudaContext(GpuBackend):
         self.sm_count = self.attribute(cu.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.compute_capability = (self.attribute(cu.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
                                    self.attribute(cu.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
+        self.overlaps = self.compute_capability >= (9, 0)
         self.max_shared_optin = self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self.max_grid[:] = [self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
                             self.attribute(cu.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
@@ -257,7 +258,6 @@ cdef class CudaContext(GpuBackend):
         cdef cu.CUstreamCaptureMode mode
         cdef long long start = 0, waited = 0, looked = 0
         cdef int pushed = self.enter_freely(&mode)
-        cdef bint inside = True
         try:
             with nogil:
                 while True:
@@ -273,16 +273,25 @@ cdef class CudaContext(GpuBackend):
                         usleep(POLL_US)
                     if waited - looked > SIGNALS_NS:
                         looked = waited
-                        with gil:      # a handler may close the backend, which waits for calls in flight
-                            self.leave_freely(pushed, &mode)
-                            inside = False
-                            PyErr_CheckSignals()
-                            pushed = self.enter_freely(&mode)
-                            inside = True
+                        with gil:
+                            self.let_signals_in()
         finally:
-            if inside:
-                self.leave_freely(pushed, &mode)
+            self.leave_freely(pushed, &mode)
         return 0 if result == cu.CUDA_SUCCESS else check_result(result, what)
+
+    cdef int let_signals_in(self) except -1:
+        """In a call that is in flight: run signal handlers. One that closes the backend does not wait for this call,
+        which ends here."""
+        before, self.handler = self.handler, _thread.get_ident()
+        self.handling += 1
+        try:
+            PyErr_CheckSignals()
+        finally:
+            self.handling -= 1
+            self.handler = before
+        if self.context == NULL:
+            raise MetraleError(f"{self!r} is closed")
+        return 0
 
     cdef uint64_t driver_create_event(self, bint timing) except 0:
         cdef cu.CUevent event = NULL

@@ -27,6 +27,7 @@ cdef class Core(Driver):
     cdef uint64_t id                       # of this backend alone, never used again
     cdef int in_flight                     # driver calls of all threads; atomic
     cdef bint checking                     # check mode: each launch is looked at, and waited for
+    cdef bint overlaps                     # a kernel may start while the one before it runs
     cdef uint32_t max_grid[3]
     cdef uint32_t max_block[3]
     cdef object __weakref__
@@ -37,9 +38,11 @@ cdef class Core(Driver):
     cdef readonly tuple compute_capability     # (major, minor); (0, 0) where there is no GPU
     cdef object closing                    # the thread that opens or closes the backend, which is closed meanwhile
     cdef bint interrupted                  # while it was being closed
+    cdef int handling                      # calls in flight that wait for a signal handler to return
+    cdef object handler                    # the thread that runs it
     cdef size_t band                       # bytes of red zone behind each allocation; 0: there are none
     cdef uint64_t scanning                 # the stream that fills and reads them
-    cdef list held                         # [(event, what a copy that is not done yet uses)]
+    cdef list held                         # [(event or 0, stream, what a copy on it that is not done yet uses)]
     cdef list own_streams                  # stream0, and the one that scans
     cdef list spare_events                 # the backend's own, for an order between two streams
     cdef bint started                      # a constructor has run

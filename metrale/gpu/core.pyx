@@ -76,7 +76,8 @@ cdef class Core(Driver):
     cdef int release_each(self, list errors) except -1:
         """Give back one thing after another, none of them twice, also by a second call; failures are appended."""
         cdef Allocation a
-        while atomic_read(&self.in_flight) > 0:
+        cdef int own = self.handling if self.handler == _thread.get_ident() else 0
+        while atomic_read(&self.in_flight) > own:
             time.sleep(POLL_US * 1e-6)
         self.release_graphs(errors)
         try:
@@ -166,28 +167,38 @@ cdef class Core(Driver):
 
     cdef int hold(self, object what, uint64_t stream) except -1:
         """Keep ``what`` until the work that is queued on ``stream`` is done."""
-        cdef uint64_t event
+        cdef uint64_t event = 0
+        cdef bint recorded = False
         self.let_go(False)
-        event = self.driver_create_event(False)
-        self.held.append((event, what))       # first: what is queued uses it, whatever happens here
-        self.driver_record_event(event, stream)
+        try:
+            event = self.driver_create_event(False)
+            self.driver_record_event(event, stream)
+            recorded = True
+        finally:      # where no event tells when the work is done, close() waits for the stream
+            self.held.append((event if recorded else 0, stream, what))
+            if event != 0 and not recorded:
+                self.driver_destroy_event(event)
         return 0
 
     cdef int let_go(self, bint wait) except -1:
         """Drop what is held for copies that are done; with ``wait``, wait for all."""
+        cdef Py_ssize_t seen = 0
         held, self.held = self.held, []
+        kept, busy = [], set()
         try:
-            while held:
-                event = held[-1][0]
+            for event, stream, what in held:
                 if wait:
-                    self.driver_event_synchronize(event)
-                elif not self.driver_event_query(event):
-                    self.held.append(held.pop())
+                    self.driver_event_synchronize(event) if event else self.driver_synchronize(stream)
+                elif not event or stream in busy or not self.driver_event_query(event):
+                    busy.add(stream)      # what it has later is not done either
+                    kept.append((event, stream, what))
+                    seen += 1
                     continue
-                held.pop()
-                self.driver_destroy_event(event)
+                seen += 1
+                if event:
+                    self.driver_destroy_event(event)
         finally:
-            self.held.extend(held)
+            self.held = kept + held[seen:] + self.held
         return 0
 
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF:

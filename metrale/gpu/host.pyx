@@ -107,6 +107,7 @@ cdef class HostBackend(GpuBackend):
         self.workers = as_integer(workers, "workers", MAX_WORKERS, f"0 (all cores) to {MAX_WORKERS}")
         self.sm_count = self.workers or len(os.sched_getaffinity(0))
         self.compute_capability = (0, 0)
+        self.overlaps = True      # without effect
         self.name = f"host ({self.sm_count} cores)"
         self.order, self.order_code = order, _ORDERS[order]
         self.seed = as_integer(seed, "seed", 0xFFFFFFFFFFFFFFFF, "0 to 2**64 - 1")

@@ -7,7 +7,7 @@ from libc.string cimport memcmp
 from metrale.errors import LaunchError
 
 from metrale.gpu.backend cimport GpuBackend
-from metrale.gpu.driver cimport LAUNCH_CLUSTER, Launch
+from metrale.gpu.driver cimport LAUNCH_CLUSTER, LAUNCH_OVERLAP_PREVIOUS, Launch
 from metrale.gpu.kernel cimport (
     KIND_ANY, KIND_BYTES, KIND_FLOAT, KIND_INT, KIND_PTR, MAX_PARAM_BYTES, MAX_PARAMS, KernelHandle,
 )
@@ -28,7 +28,7 @@ cdef int check_fit(GpuBackend gpu, KernelHandle kernel, Launch* l) except -1 nog
         and l.grid[0] - 1 < gpu.max_grid[0] and l.grid[1] - 1 < gpu.max_grid[1] and l.grid[2] - 1 < gpu.max_grid[2]
         and l.shared_bytes <= kernel.max_shared
     )
-    if ok and l.flags == 0:
+    if ok and (l.flags == 0 or (l.flags == LAUNCH_OVERLAP_PREVIOUS and gpu.overlaps)):
         return 0
     with gil:
         if not ok:
