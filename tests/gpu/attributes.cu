@@ -44,25 +44,21 @@ __device__ void wait_for(const unsigned* flag, unsigned ns) {
 
 } // namespace
 
-// Of each block five words: the blocks of its cluster in x, y and z, its place among them, and whether the
-// launch is cooperative, for which the driver gives the grid a workspace. On the host 1, 1, 1, 0, 0.
+// Of each block four words: the blocks of its cluster in x, y and z, and its place among them. On the host 1,
+// 1, 1, 0.
 extern "C" __global__ void look(unsigned* out) {
-    unsigned x = 1, y = 1, z = 1, rank = 0, high = 0, low = 0;
+    unsigned x = 1, y = 1, z = 1, rank = 0;
 #ifdef CLUSTERS
     READ_SPECIAL(x, "cluster_nctaid.x");
     READ_SPECIAL(y, "cluster_nctaid.y");
     READ_SPECIAL(z, "cluster_nctaid.z");
     READ_SPECIAL(rank, "cluster_ctarank");
 #endif
-#ifdef __CUDA_ARCH__
-    READ_SPECIAL(high, "envreg1");
-    READ_SPECIAL(low, "envreg2");
-#endif
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    const unsigned seen[] = {x, y, z, rank, (high | low) != 0};
+    const unsigned seen[] = {x, y, z, rank};
     if (threadIdx.x == 0)
-        for (unsigned i = 0; i < 5; ++i)
-            out[5 * block + i] = seen[i];
+        for (unsigned i = 0; i < 4; ++i)
+            out[4 * block + i] = seen[i];
 }
 
 // Every block writes its number, waits for all others, and reads the next one's: out[i] = (i + 1) % blocks.

@@ -197,6 +197,16 @@ def test_torchs_graph_captures_a_launch(torch, gemv, x, weight):
     assert out.tolist() == [COLUMNS] * ROWS
 
 
+def test_torchs_graph_takes_a_buffer(torch, cuda):
+    copied = torch.zeros(16, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with cuda.upload(np.arange(16, dtype=np.uint8)) as buffer:
+        with torch.cuda.graph(graph):
+            copied.copy_(torch.from_dlpack(buffer))
+        graph.replay()
+        assert copied.tolist() == [*range(16)]
+
+
 def test_no_event_of_an_order_is_on_the_ledger(cuda, out):
     out.__dlpack__(stream=1)
     assert cuda.snapshot()["events"] == {}

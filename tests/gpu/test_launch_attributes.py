@@ -35,7 +35,7 @@ def hopper(cuda):
 @pytest.fixture
 def seen(device):
     """Room for what 32 blocks of `look` see."""
-    with device.upload(np.full(32 * 5, 99, np.uint32)) as buffer:
+    with device.upload(np.full(32 * 4, 99, np.uint32)) as buffer:
         yield buffer
 
 
@@ -48,10 +48,10 @@ def look(device, seen):
 @pytest.fixture
 def looking(hopper):
     """The same with room of its own, on the GPU: the builder, and a function that reads and clears what was seen."""
-    with hopper.upload(np.full(32 * 5, 99, np.uint32)) as out:
+    with hopper.upload(np.full(32 * 4, 99, np.uint32)) as out:
 
         def read():
-            words = out.numpy("uint32").reshape(-1, 5)
+            words = out.numpy("uint32").reshape(-1, 4)
             hopper.memset(out, 0, out.nbytes)
             return words.tolist()
 
@@ -67,7 +67,7 @@ def stream(cuda):
 
 
 def of_blocks(seen):
-    return seen.numpy("uint32").reshape(-1, 5).tolist()
+    return seen.numpy("uint32").reshape(-1, 4).tolist()
 
 
 def most_shared(gpu, name):
@@ -97,7 +97,7 @@ def test_a_cluster_has_blocks(look, seen, dims):
     look.cluster(*dims)
     with pytest.raises(LaunchError, match=r"^attributes.look: cluster: got \(.*0.*\), allowed: 1 or more that divide"):
         look.launch()
-    assert of_blocks(seen)[0] == [99] * 5
+    assert of_blocks(seen)[0] == [99] * 4
 
 
 @pytest.mark.parametrize(("grid", "dims"), [((8,), (3,)), ((8,), (16,)), ((4, 3), (2, 2)), ((4, 4, 5), (1, 1, 2))])
@@ -107,7 +107,7 @@ def test_clusters_tile_the_grid(look, seen, grid, dims):
     message = f"attributes.look: cluster: got {full[0]}, allowed: 1 or more that divide the grid, {full[1]}"
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$"):
         look.launch()
-    assert of_blocks(seen)[0] == [99] * 5
+    assert of_blocks(seen)[0] == [99] * 4
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_wrong_arguments_come_before_attributes(look):
 @pytest.fixture
 def on_host(host):
     """A complete builder for `look` on the host, and what its blocks see."""
-    with host.upload(np.full(32 * 5, 99, np.uint32)) as out:
+    with host.upload(np.full(32 * 4, 99, np.uint32)) as out:
         yield launch_of(host, "look").block(32).arg_ptr(out), out
 
 
@@ -147,13 +147,13 @@ def test_the_host_has_no_clusters(on_host, dims):
         LaunchError, match=rf"^attributes.look: cluster: got {re.escape(str(full))}, allowed: \(1, 1, 1\)"
     ):
         launch.grid(4, 4, 4).cluster(*dims).launch()
-    assert of_blocks(out)[0] == [99] * 5
+    assert of_blocks(out)[0] == [99] * 4
 
 
 def test_a_cluster_of_one_block_is_none_to_the_host(on_host):
     launch, out = on_host
     launch.grid(4).cluster(1, 1, 1).launch()
-    assert of_blocks(out)[:5] == [[1, 1, 1, 0, 0]] * 4 + [[99] * 5]
+    assert of_blocks(out)[:5] == [[1, 1, 1, 0]] * 4 + [[99] * 4]
 
 
 @pytest.mark.parametrize("grid", [(2,), (1, 2), (1, 1, 2)])
@@ -163,7 +163,7 @@ def test_the_host_runs_one_block_at_a_time(on_host, grid):
     message = f"attributes.look: grid: got {full}, allowed: (1, 1, 1) in a cooperative launch on the host"
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$"):
         launch.grid(*grid).cooperative().launch()
-    assert of_blocks(out)[0] == [99] * 5
+    assert of_blocks(out)[0] == [99] * 4
 
 
 def test_a_cooperative_launch_of_one_block_runs_on_the_host(host):
@@ -177,7 +177,7 @@ def test_a_cooperative_launch_of_one_block_runs_on_the_host(host):
 def test_a_flag_is_taken_back(on_host, method):
     launch, out = on_host
     getattr(getattr(launch.grid(2), method)(), method)(False).launch()
-    assert of_blocks(out)[:3] == [[1, 1, 1, 0, 0]] * 2 + [[99] * 5]
+    assert of_blocks(out)[:3] == [[1, 1, 1, 0]] * 2 + [[99] * 4]
 
 
 def test_taking_one_flag_back_leaves_the_other(on_host):
@@ -190,7 +190,7 @@ def test_taking_one_flag_back_leaves_the_other(on_host):
 def test_overlapping_has_no_effect_on_the_host(on_host):
     launch, out = on_host
     launch.grid(2).overlap_previous().launch()
-    assert of_blocks(out)[:3] == [[1, 1, 1, 0, 0]] * 2 + [[99] * 5]
+    assert of_blocks(out)[:3] == [[1, 1, 1, 0]] * 2 + [[99] * 4]
 
 
 def test_a_refused_cluster_leaves_the_one_before(on_host):
@@ -198,7 +198,7 @@ def test_a_refused_cluster_leaves_the_one_before(on_host):
     with pytest.raises(ArgumentError):
         launch.cluster(1).cluster(2, "2")
     launch.launch()
-    assert of_blocks(out)[:2] == [[1, 1, 1, 0, 0], [99] * 5]
+    assert of_blocks(out)[:2] == [[1, 1, 1, 0], [99] * 4]
 
 
 def test_a_builder_keeps_its_attributes(on_host):
@@ -213,7 +213,7 @@ def test_a_builder_keeps_its_attributes(on_host):
 
 def clusters_of(dims, blocks):
     """What `look` sees in a grid along x of clusters along x."""
-    return [[*dims, i % dims[0], 0] for i in range(blocks)]
+    return [[*dims, i % dims[0]] for i in range(blocks)]
 
 
 @pytest.mark.gpu
@@ -258,7 +258,7 @@ def test_a_cluster_larger_than_the_device_has_is_refused(looking):
     )
     with pytest.raises(LaunchError, match=message):
         launch.grid(32).cluster(32).launch()
-    assert read()[0] == [99] * 5
+    assert read()[0] == [99] * 4
 
 
 @pytest.mark.gpu
@@ -382,7 +382,7 @@ def test_shared_memory_leaves_room_for_fewer_blocks(cuda, meet, most):
 def test_a_cooperative_launch_has_clusters(looking):
     launch, read = looking
     launch.cluster(2).cooperative().launch()
-    assert read()[:8] == [[2, 1, 1, i % 2, 1] for i in range(8)]
+    assert read()[:8] == [[2, 1, 1, i % 2] for i in range(8)]
 
 
 @pytest.mark.gpu
@@ -394,12 +394,13 @@ def test_too_many_clusters_of_a_cooperative_launch_are_refused(looking):
         launch.grid(1 << 20).cluster(2).cooperative().launch()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("on", [True, False])
-def test_cooperation_is_taken_back(looking, on):
-    launch, read = looking
-    launch.cooperative().cooperative(on).launch()
-    assert read()[:8] == [[1, 1, 1, 0, int(on)]] * 8
+def test_cooperation_is_taken_back(device, probe):
+    with device.buffer(4) as out:
+        launch = KernelLaunch(device, probe("fill")).grid(1 << 14).arg_ptr(out).arg_u32(1).arg_u32(7).cooperative()
+        with pytest.raises(LaunchError, match=r"probes\.fill: grid: got .* in a cooperative launch"):
+            launch.launch()
+        launch.cooperative(False).launch()
+        assert out.numpy("uint32").tolist() == [7]
 
 
 # Overlapping kernels on a GPU
@@ -485,13 +486,13 @@ def test_repeated_launches_keep_on_overlapping(led, stream):
 
 
 @pytest.mark.gpu
-def test_a_prepared_launch_keeps_cluster_and_cooperation(looking):
+def test_a_prepared_cooperative_launch_keeps_the_cluster(looking):
     launch, read = looking
     prepared = launch.cluster(2).cooperative().prepare()
     launch.cluster(1).cooperative(False)
     for _ in range(2):
         prepared.launch()
-        assert read()[:8] == [[2, 1, 1, i % 2, 1] for i in range(8)]
+        assert read()[:8] == [[2, 1, 1, i % 2] for i in range(8)]
 
 
 @pytest.mark.gpu
@@ -506,13 +507,13 @@ def test_a_prepared_launch_keeps_on_overlapping(led, stream):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [2, 16])
-def test_a_graph_keeps_cluster_and_cooperation(hopper, looking, stream, size):
+def test_a_cooperative_graph_keeps_the_cluster(hopper, looking, stream, size):
     if size > 8 and hopper.compute_capability != (9, 0):
         pytest.skip("the largest cluster is known of compute capability 9.0")
     launch, read = looking
     graph = captured(hopper, stream, launch.grid(16).cluster(size).cooperative())
     run(hopper, graph, stream)
-    assert read()[:16] == [[size, 1, 1, i % size, 1] for i in range(16)]
+    assert read()[:16] == [[size, 1, 1, i % size] for i in range(16)]
     hopper.destroy_graph(graph)
 
 
@@ -526,21 +527,16 @@ def test_a_graph_keeps_on_overlapping(hopper, led, stream):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["cluster", "cooperative", "both"])
-def test_an_updated_graph_keeps_cluster_and_cooperation(hopper, looking, stream, form):
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_an_updated_graph_keeps_the_cluster(hopper, looking, stream, cooperative):
     launch, read = looking
-    if form != "cooperative":
-        launch.cluster(2)
-    if form != "cluster":
-        launch.cooperative()
-    prepared = launch.prepare()
+    prepared = launch.cluster(2).cooperative(cooperative).prepare()
     graph = captured(hopper, stream, prepared)
-    with hopper.upload(np.zeros(8 * 5, np.uint32)) as other:
+    with hopper.upload(np.zeros(8 * 4, np.uint32)) as other:
         prepared.set("out", other).update(graph)
         run(hopper, graph, stream)
-        size, together = (1 if form == "cooperative" else 2), int(form != "cluster")
-        assert of_blocks(other) == [[size, 1, 1, i % size, together] for i in range(8)]
-        assert read()[0] == [99] * 5
+        assert of_blocks(other) == clusters_of((2, 1, 1), 8)
+        assert read()[0] == [99] * 4
         hopper.destroy_graph(graph)
 
 
