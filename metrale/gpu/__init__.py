@@ -46,7 +46,7 @@ def open(
 
     wanted = kind or os.environ.get("METRALE_BACKEND") or "auto"
     if wanted not in ("auto", "cuda", "host"):
-        refuse("kind" if kind else "METRALE_BACKEND", wanted, "cuda, host, or none of them")
+        refuse("kind" if kind else "METRALE_BACKEND", wanted, "cuda, host or auto, or none of them")
     if check is None:
         check = _switch("METRALE_CHECK", os.environ.get("METRALE_CHECK"))
     if redzone is None:

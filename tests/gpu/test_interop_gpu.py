@@ -82,20 +82,30 @@ class CudaArrayOnly:
 # Into a launch
 
 
-def test_torch_cupy_and_a_buffer_in_one_launch_without_a_copy_and_in_order(torch, cupy, gemv, x, out):
+@pytest.mark.parametrize("late", ["torch", "cupy"])
+def test_torch_cupy_and_a_buffer_in_one_launch_without_a_copy_and_in_order(torch, cupy, gemv, x, out, late):
     weight = cupy.zeros((ROWS, COLUMNS), cupy.uint16)
     torch_stream, cupy_stream = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    handle = torch_stream.cuda_stream if late == "torch" else cupy_stream.ptr
     # The first time around everything is compiled and loaded, which may take longer than the spin.
     for value, expected in ((0, 0), (1, SUM)):
         with torch.cuda.stream(torch_stream), cupy_stream:
-            spin(torch, torch_stream.cuda_stream)
-            spin(torch, cupy_stream.ptr)
+            spin(torch, handle)
             x.fill_(value)
             weight[...] = value * ONE
             gemv(x, weight, out)
-        still_spinning = not torch_stream.query() and not cupy_stream.done
+        still_spinning = not (torch_stream.query() if late == "torch" else cupy_stream.done)
         assert bits(out) == [expected] * ROWS
     assert still_spinning
+
+
+def test_the_launch_writes_into_cupys_memory(cupy, gemv, x, weight):
+    x.fill_(1)
+    out = cupy.zeros(ROWS, cupy.uint16)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    gemv(x, weight, out, stream)
+    stream.synchronize()
+    assert out.tolist() == [SUM] * ROWS
 
 
 def test_the_launch_writes_into_the_tensors_memory(torch, gemv, x, weight):
