@@ -18,5 +18,7 @@ cdef class KernelLaunch:
     cdef int next_argument(self) except -1
     cdef long long integer(self, object value, bint is_signed, uint32_t bits) except? -1
     cdef double number(self, object value) except? -1
+    cdef str next_name(self)
     cdef int refuse_next(self, object value, str allowed) except -1
+    cdef int refuse_launch(self, object error) except -1
     cdef KernelLaunch set_flag(self, LaunchFlag flag, bint on)

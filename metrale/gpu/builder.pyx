@@ -115,7 +115,7 @@ cdef class KernelLaunch:
         try:
             self.packed.shared_bytes = as_integer(nbytes, "shared_mem", self.kernel.max_shared, allowed)
         except ArgumentError as error:
-            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
+            self.refuse_launch(error)
         return self
 
     def cluster(self, x, y=1, z=1):
@@ -159,10 +159,10 @@ cdef class KernelLaunch:
             self.refuse_next(value, str(error).partition("allowed: ")[2])
         if not own:
             try:
-                p = foreign_ptr(value, self._next_name(), self.gpu, 0, False)
+                p = foreign_ptr(value, self.next_name(), self.gpu, 0, False)
             except ArgumentError as error:
                 self.launched = True
-                raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
+                self.refuse_launch(error)
         self.next_argument()
         push_ptr(self.packed, p)
         if not own and not self.packed.overflow:
@@ -269,12 +269,12 @@ cdef class KernelLaunch:
 
     cdef long long integer(self, object value, bint is_signed, uint32_t bits) except? -1:
         """The low bits of an integer that is no plain int in range, or is refused."""
-        cdef str name = self._next_name()
+        cdef str name = self.next_name()
         try:
             return <long long>integer_bits(value, name, is_signed, bits)
         except ArgumentError as error:
             self.launched = True
-            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
+            self.refuse_launch(error)
 
     cdef double number(self, object value) except? -1:
         try:
@@ -282,16 +282,19 @@ cdef class KernelLaunch:
         except (OverflowError, TypeError):
             self.refuse_next(value, "a float")
 
-    def _next_name(self):
+    cdef str next_name(self):
         return parameter_name(self.kernel, 0 if self.launched else self.packed.n)
 
     cdef int refuse_next(self, object value, str allowed) except -1:
-        name = self._next_name()
+        name = self.next_name()
         self.launched = True
         try:
             refuse(name, value, allowed)
         except ArgumentError as error:
-            raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
+            self.refuse_launch(error)
+
+    cdef int refuse_launch(self, object error) except -1:
+        raise LaunchError(f"{self.kernel.module}.{self.kernel.name}: {error}") from error
 
     def __reduce__(self):
         raise TypeError("a KernelLaunch belongs to its process and cannot be pickled")
