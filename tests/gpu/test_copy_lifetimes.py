@@ -24,13 +24,6 @@ def block(device):
         yield buffer
 
 
-@pytest.fixture
-def stream(device):
-    handle = device.create_stream()
-    yield handle
-    device.destroy_stream(handle)
-
-
 def counting(n):
     return np.arange(n).astype(np.uint8)
 

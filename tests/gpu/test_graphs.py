@@ -15,26 +15,11 @@ N = 64
 
 
 @pytest.fixture
-def stream(device):
-    handle = device.create_stream()
-    yield handle
-    device.abort_capture_if_active(handle)
-    device.destroy_stream(handle)
-
-
-@pytest.fixture
 def side(device, stream):
     handle = device.create_stream()
     yield handle
     device.abort_capture_if_active(stream)
     device.destroy_stream(handle)
-
-
-@pytest.fixture
-def event(device):
-    handle = device.create_event()
-    yield handle
-    device.destroy_event(handle)
 
 
 @pytest.fixture
