@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 
 SPIN = 400_000_000  # cycles: 0.2 s at 2 GHz, many times what it takes to queue a launch
 ROWS, COLUMNS = 16, 64
-ONE = 0x3F80  # as bf16
-SUM = 0x4280  # COLUMNS as bf16
+ONE, TWO = 0x3F80, 0x4000  # as bf16
+SUM, FOUR_SUMS = 0x4280, 0x4380  # COLUMNS and 4 * COLUMNS as bf16
 
 
 @pytest.fixture
@@ -87,12 +87,13 @@ def test_torch_cupy_and_a_buffer_in_one_launch_without_a_copy_and_in_order(torch
     weight = cupy.zeros((ROWS, COLUMNS), cupy.uint16)
     torch_stream, cupy_stream = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
     handle = torch_stream.cuda_stream if late == "torch" else cupy_stream.ptr
-    # The first time around everything is compiled and loaded, which may take longer than the spin.
-    for value, expected in ((0, 0), (1, SUM)):
+    # The first time around everything is compiled and loaded, which may take longer than the spin. No value is 0:
+    # CuPy would not use its kernel for that.
+    for of_x, of_weight, expected in ((2, TWO, FOUR_SUMS), (1, ONE, SUM)):
         with torch.cuda.stream(torch_stream), cupy_stream:
             spin(torch, handle)
-            x.fill_(value)
-            weight[...] = value * ONE
+            x.fill_(of_x)
+            weight[...] = of_weight
             gemv(x, weight, out)
         still_spinning = not (torch_stream.query() if late == "torch" else cupy_stream.done)
         assert bits(out) == [expected] * ROWS

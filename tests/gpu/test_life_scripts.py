@@ -2,8 +2,8 @@
 """The scripts of life/: each is a program of its own that ends as it says, without another word on stderr.
 
 ``METRALE_LIFE_REPEATS`` (3) is how often each is run. A script that says ``# repeats: inside`` gets the number and
-loops by itself; the others, which show how a process ends, are run that many times with the number of the run. What
-one prints on stderr it says as a pattern, ``# stderr: ...``.
+loops by itself, a large number in shares of 10 or more side by side; the others, which show how a process ends, are
+run that many times with the number of the run. What one prints on stderr it says as a pattern, ``# stderr: ...``.
 """
 
 import os
@@ -18,6 +18,8 @@ import pytest
 REPEATS = int(os.environ.get("METRALE_LIFE_REPEATS", "3"))
 FOLDER = Path(__file__).with_name("life")
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "things")
+PROCESSES = min(os.cpu_count(), max(1, REPEATS // 10))
+SHARES = [-(-REPEATS // PROCESSES)] * PROCESSES
 TIMEOUT = 100 + 2 * REPEATS  # seconds for one process; what takes longer hangs
 
 
@@ -26,7 +28,7 @@ TIMEOUT = 100 + 2 * REPEATS  # seconds for one process; what takes longer hangs
 def test_a_script_ends_as_it_says(script, kind, cache_folder):
     path = FOLDER / f"{script}.py"
     said = dict(re.findall(r"^# (repeats|stderr): (.*)$", path.read_text(), re.MULTILINE))
-    numbers = [REPEATS] if said.get("repeats") == "inside" else range(REPEATS)
+    numbers = SHARES if said.get("repeats") == "inside" else range(REPEATS)
 
     def run(number):
         command = [sys.executable, "-X", "faulthandler", "-W", "error", path, kind, str(number)]
