@@ -101,20 +101,8 @@ def open_backend(name):
 
 def leaving_nothing(backend):
     """Yield the backend; afterwards fail for, and take back, what was not there before."""
-    before = backend.snapshot()
-    yield backend
-    left = backend.snapshot()
-    known = {allocation["seq"] for allocation in before["allocations"]}
-    allocations = [a for a in backend.ledger.live() if a.seq not in known]
-    for allocation in allocations:
-        if allocation.owner is None:
-            release = backend.free_host_pinned if allocation.kind == "pinned" else backend.free
-            release(allocation.ptr)
-    streams, events, graphs = (left[kind].keys() - before[kind] for kind in ("streams", "events", "graphs"))
-    for graph in graphs:
-        backend.destroy_graph(graph)
-    for stream in streams:
-        backend.destroy_stream(stream)
-    for event in events:
-        backend.destroy_event(event)
-    assert (allocations, streams, events, graphs) == ([], set(), set(), set())
+    with backend.audit("test") as scope:
+        yield backend
+    if scope.leaked:
+        backend.sweep_unreleased()
+    assert scope.leaked == []

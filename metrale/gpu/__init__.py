@@ -8,7 +8,7 @@ from metrale.gpu.buffer import DeviceBuffer, PinnedBuffer
 from metrale.gpu.builder import KernelLaunch
 from metrale.gpu.graph import Graph
 from metrale.gpu.kernel import KernelHandle
-from metrale.gpu.ledger import Allocation, Ledger
+from metrale.gpu.ledger import Allocation, Ledger, Scope
 from metrale.gpu.pointer import DevicePtr
 from metrale.gpu.prepared import PreparedLaunch
 
@@ -23,6 +23,7 @@ __all__ = [
     "Ledger",
     "PinnedBuffer",
     "PreparedLaunch",
+    "Scope",
     "open",
 ]
 

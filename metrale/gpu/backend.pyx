@@ -13,7 +13,7 @@ from metrale.gpu.core cimport is_finalizing
 from metrale.gpu.driver cimport COPY_D2D, COPY_D2H, COPY_H2D, Rows
 from metrale.gpu.checks cimport Checks
 from metrale.gpu.interop cimport HostView, address_of, as_integer, as_ptr, as_size, host_view
-from metrale.gpu.ledger cimport call_site_text
+from metrale.gpu.ledger cimport Allocation, Scope
 
 
 cdef class GpuBackend(Checks):
@@ -173,20 +173,20 @@ cdef class GpuBackend(Checks):
         """Create a non-blocking stream."""
         self.check_open()
         cdef uint64_t stream = self.driver_create_stream()
-        self.ledger.live_streams[stream] = call_site_text()
+        self.ledger.add_handle(stream, "stream", None, 0)
         return stream
 
     def destroy_stream(self, stream):
         """Destroy a stream of ``create_stream``; its queued work still completes."""
         cdef uint64_t s = self.as_stream(stream)
-        site = self.ledger.live_streams.pop(s, None)     # first, so that a second thread cannot destroy it too
-        if site is None:
+        cdef Allocation a = self.ledger.remove_handle(s, "stream")     # first: a second thread cannot destroy it too
+        if a is None:
             refuse("stream", stream, "a live stream of create_stream")
         try:
             self.check_waitable(s, "destroy_stream")
             self.driver_destroy_stream(s)
         except BaseException:
-            self.ledger.live_streams[s] = site
+            self.ledger.restore(a)
             raise
 
     def synchronize(self, stream=None):
@@ -200,18 +200,18 @@ cdef class GpuBackend(Checks):
         """Create an event; with ``timing`` it can measure elapsed time."""
         self.check_open()
         cdef uint64_t event = self.driver_create_event(timing)
-        self.ledger.live_events[event] = call_site_text()
+        self.ledger.add_handle(event, "event", None, 0)
         return event
 
     def destroy_event(self, event):
         """Destroy an event of ``create_event``."""
         cdef uint64_t e = self.as_event(event, "event")
-        site = self.ledger.live_events.pop(e)
+        cdef Allocation a = self.ledger.remove_handle(e, "event")
         self.captured_events.pop(e, None)
         try:
             self.driver_destroy_event(e)
         except BaseException:
-            self.ledger.live_events[e] = site
+            self.ledger.restore(a)
             raise
 
     def record_event(self, event, stream=None):
@@ -313,6 +313,32 @@ cdef class GpuBackend(Checks):
     def alloc_report(self):
         """A table of the live allocations, largest first: bytes, tag, call site."""
         return self.ledger.report()
+
+    def audit(self, name="audit"):
+        """A ``Scope``: ``with gpu.audit("step") as a:`` tells what was allocated, freed and leaked inside, and the
+        peak."""
+        self.check_open()
+        return Scope(self.ledger, str(name))
+
+    def sweep_unreleased(self):
+        """Wait for the device's work, then free what is live and has no owner: memory of ``alloc`` and its kin,
+        streams, events, graphs. Returns what that was, oldest first. Buffers and model parts are untouched: they
+        give back their own. Refused while a stream is captured. If the driver fails, the first failure is raised once
+        all has been tried.
+        """
+        cdef list left, errors = []
+        self.check_open()
+        left = [a for a in self.ledger.left() if a.owner is None]
+        for stream in [self.stream0, *self.ledger.live_streams]:
+            self.check_waitable(stream, "sweep_unreleased")
+            self.driver_synchronize(stream)
+        for a in left:
+            if a.kind == "graph":
+                self.destroy_graph(a.ptr)
+        self.release_left(left, errors)
+        if errors:
+            raise errors[0]
+        return left
 
     # life
 

@@ -185,6 +185,7 @@ cdef class OwnedHandle:
             raise TypeError("an OwnedHandle is initialised once")
         self.gpu, self.destroy = gpu, destroy
         self.value = create()
+        gpu.ledger.newest(self.value).owner = type(self).__name__
 
     def free(self):
         """Destroy it. Nothing the second time, after the backend's ``close()``, and in a forked child."""

@@ -29,6 +29,8 @@ cdef extern from "sched.h" nogil:
     int sched_yield()
 
 cdef enum:
+    CHUNK = 2 << 20                # bytes: what the driver gives memory in
+    SHARED_STEP = 512              # bytes: of allocations that share a chunk
     SPIN_NS = 20_000_000           # a wait that is longer than this can spare the time of a sleep
     SIGNALS_NS = 50_000_000        # between looks for Ctrl-C, which take the GIL from others
 
@@ -145,6 +147,10 @@ cdef class CudaContext(GpuBackend):
         if result != cu.CUDA_SUCCESS:
             check_result(result, f"allocating {nbytes} bytes of {kind} memory")
         return ptr
+
+    cdef size_t driver_rounded(self, size_t nbytes, str kind) except? 0:
+        cdef size_t step = SHARED_STEP if nbytes < CHUNK else CHUNK
+        return (nbytes + step - 1) // step * step
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
         cdef cu.CUresult result

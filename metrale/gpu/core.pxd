@@ -55,6 +55,7 @@ cdef class Core(Driver):
     cdef int opened(self) except -1
     cdef int release_all(self) except -1
     cdef int release_each(self, list errors) except -1
+    cdef int release_left(self, list left, list errors) except -1
     cdef Allocation allocate(self, size_t nbytes, str kind, object tag, str owner)
     cdef int release(self, Allocation a) except -1
 
@@ -73,7 +74,7 @@ cdef class Core(Driver):
     cdef int launched(self, uint64_t stream, str what) except -1
     cdef int hold(self, object what, uint64_t stream) except -1
     cdef int let_go(self, bint wait) except -1
-    cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1
+    cdef int check_range(self, str what, uint64_t ptr, size_t nbytes, uint64_t stream) except -1
     cdef uint64_t as_stream(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t as_event(self, object event, str name) except? 0xFFFFFFFFFFFFFFFF
     cdef KernelHandle new_kernel(self, str module, str name)

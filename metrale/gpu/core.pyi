@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 from typing_extensions import disjoint_base
 
+from metrale.gpu.backend import GpuBackend
 from metrale.gpu.driver import Driver
 from metrale.gpu.ledger import Ledger
+
+def open_backends() -> list[GpuBackend]: ...
 
 @disjoint_base
 class Core(Driver):

@@ -28,6 +28,15 @@ cdef uint64_t backends = 0      # opened so far: a number that is never used aga
 
 
 _open = weakref.WeakSet()
+_recorder = None
+if os.environ.get("METRALE_AUDIT"):
+    from metrale.audit import recorder as _recorder      # now: what it does at exit comes after _close_all
+
+
+def open_backends():
+    """The backends of this process that are open, in no order."""
+    cdef Core gpu
+    return [gpu for gpu in list(_open) if not gpu.closed and not gpu.forked]
 
 
 def _mark_forked():
@@ -75,7 +84,6 @@ cdef class Core(Driver):
 
     cdef int release_each(self, list errors) except -1:
         """Give back one thing after another, none of them twice, also by a second call; failures are appended."""
-        cdef Allocation a
         cdef int own = self.handling if self.handler == _thread.get_ident() else 0
         while atomic_read(&self.in_flight) > own:
             time.sleep(POLL_US * 1e-6)
@@ -84,29 +92,45 @@ cdef class Core(Driver):
             self.let_go(True)
         except MetraleError as error:
             errors.append(error)
-        while self.own_streams or self.ledger.live_streams:
-            stream = self.own_streams.pop() if self.own_streams else self.ledger.live_streams.popitem()[0]
+        while self.own_streams:
+            stream = self.own_streams.pop()
             try:
                 self.driver_destroy_stream(stream)
             except MetraleError as error:
                 errors.append(error)
-        while self.spare_events or self.ledger.live_events:
-            event = self.spare_events.pop() if self.spare_events else self.ledger.live_events.popitem()[0]
+        while self.spare_events:
+            event = self.spare_events.pop()
             try:
                 self.driver_destroy_event(event)
             except MetraleError as error:
                 errors.append(error)
-        for a in self.ledger.live():
-            self.ledger.remove(a)
-            try:
-                self.driver_free(a.ptr, a.kind)
-            except MetraleError as error:
-                errors.append(error)
+        self.release_left(self.ledger.left(), errors)
         self.kernels.clear()
+        for handle in list(self.ledger.handles["module"]):
+            self.ledger.remove_handle(handle, "module")
         try:
             self.driver_close()
         except MetraleError as error:
             errors.append(error)
+        return 0
+
+    cdef int release_left(self, list left, list errors) except -1:
+        """Give back streams, events and memory that the program left; failures are appended."""
+        cdef Allocation a
+        for a in left:
+            a.leaked = True
+            try:
+                if a.kind == "stream":
+                    self.ledger.remove_handle(a.ptr, "stream")
+                    self.driver_destroy_stream(a.ptr)
+                elif a.kind == "event":
+                    self.ledger.remove_handle(a.ptr, "event")
+                    self.driver_destroy_event(a.ptr)
+                elif a.kind != "graph":
+                    self.ledger.remove(a)
+                    self.driver_free(a.ptr, a.kind)
+            except MetraleError as error:
+                errors.append(error)
         return 0
 
     cdef int release_graphs(self, list errors) except -1:
@@ -133,6 +157,8 @@ cdef class Core(Driver):
         self.serving = True
         self.closing = None
         _open.add(self)
+        if _recorder is not None:
+            _recorder.opened(self)
         return 0
 
     cdef bint to_be_closed(self) noexcept nogil:
@@ -225,14 +251,16 @@ cdef class Core(Driver):
             refuse(name, event, "a live event of create_event")
         return e
 
-    cdef int check_range(self, str what, uint64_t ptr, size_t nbytes) except -1:
-        """Refuse ``[ptr, ptr + nbytes)`` unless it lies in one live allocation, here or as the driver knows it."""
+    cdef int check_range(self, str what, uint64_t ptr, size_t nbytes, uint64_t stream) except -1:
+        """Refuse ``[ptr, ptr + nbytes)`` unless it lies in one live allocation, here or as the driver knows it. One
+        that is here is used on ``stream``."""
         cdef Allocation a = self.ledger.containing(ptr)
         cdef uint64_t base = 0
         cdef size_t size = 0
         if a is not None:
             if nbytes > a.nbytes - (ptr - a.ptr):
                 raise ArgumentError(f"{what}: got {nbytes} bytes at offset {ptr - a.ptr}, allowed: inside {a!r}")
+            a.stream = stream
             return 0
         if ptr != 0 and self.driver_range(ptr, &base, &size):
             if nbytes > size - (ptr - base):
@@ -259,7 +287,7 @@ cdef class Core(Driver):
                 self.driver_memory(&free, &total)
                 raise OutOfMemoryError(kind, nbytes, free, total, self.ledger.largest(5))
             try:
-                return self.ledger.add(ptr, nbytes, kind, tag, owner)
+                return self.ledger.add(ptr, nbytes, self.driver_rounded(nbytes + self.band, kind), kind, tag, owner)
             except BaseException:
                 self.driver_free(ptr, kind)
                 raise
@@ -298,7 +326,7 @@ cdef class Core(Driver):
     cdef int c_memset(self, uint64_t ptr, int value, size_t nbytes, uint64_t stream) except -1:
         """Set bytes in stream order; the range is checked."""
         self.check_open()
-        self.check_range("ptr", ptr, nbytes)
+        self.check_range("ptr", ptr, nbytes, stream)
         if nbytes == 0:
             return 0
         return self.driver_memset(ptr, value, nbytes, stream)
@@ -307,9 +335,9 @@ cdef class Core(Driver):
         """Copy in stream order. Device ranges are checked, and may not overlap; host ranges are the caller's word."""
         self.check_open()
         if kind != COPY_D2H:
-            self.check_range("dst", dst, nbytes)
+            self.check_range("dst", dst, nbytes, stream)
         if kind != COPY_H2D:
-            self.check_range("src", src, nbytes)
+            self.check_range("src", src, nbytes, stream)
         if nbytes == 0:
             return 0
         if kind == COPY_D2D and src < dst + nbytes and dst < src + nbytes:
@@ -330,8 +358,8 @@ cdef class Core(Driver):
                 refuse(name, pitch, f"at most 2**62 bytes in {rows.height} rows")
         src_span = (rows.height - 1) * rows.src_pitch + rows.width
         dst_span = (rows.height - 1) * rows.dst_pitch + rows.width
-        self.check_range("src", src, src_span)
-        self.check_range("dst", dst, dst_span)
+        self.check_range("src", src, src_span, stream)
+        self.check_range("dst", dst, dst_span, stream)
         if src < dst + dst_span and dst < src + src_span:
             # Columns beside each other in one matrix interleave and do not overlap.
             shift = (dst - src if dst > src else src - dst) % rows.src_pitch

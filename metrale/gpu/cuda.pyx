@@ -109,6 +109,7 @@ cdef class CudaBackend(CudaContext):
         self.leave_freely(pushed, &mode)
         check_result(result, f"loading kernel module {path.stem}")
         self.modules[path.stem] = (<uintptr_t>handle, declared)
+        self.ledger.add_handle(<uint64_t>handle, "module", path.stem, len(image))
         return 0
 
     cdef KernelHandle driver_kernel(self, str module, str name):

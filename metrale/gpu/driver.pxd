@@ -49,6 +49,7 @@ cdef enum CopyKind:
 
 cdef class Driver:
     cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0    # 0: out of memory
+    cdef size_t driver_rounded(self, size_t nbytes, str kind) except? 0    # what an allocation takes of the memory
     cdef int driver_free(self, uint64_t ptr, str kind) except -1
     cdef int driver_range(self, uint64_t ptr, uint64_t* base, size_t* nbytes) except -1   # 1: known, 0: not
     cdef int driver_memory(self, size_t* free, size_t* total) except -1

@@ -12,6 +12,9 @@ cdef class Driver:
     cdef uint64_t driver_alloc(self, size_t nbytes, str kind) except? 0:
         raise NotImplementedError
 
+    cdef size_t driver_rounded(self, size_t nbytes, str kind) except? 0:
+        raise NotImplementedError
+
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from metrale.gpu.core cimport Core
 from metrale.gpu.driver cimport CAPTURE_NONE, Launch, copy_launch
 from metrale.gpu.interop cimport as_handle
 from metrale.gpu.kernel cimport KernelHandle
-from metrale.gpu.ledger cimport call_site_text
+from metrale.gpu.ledger cimport Allocation
 from metrale.gpu.recording cimport LaunchStep
 
 
@@ -68,7 +68,7 @@ cdef class Graphs(Core):
             raise
         work.graph = graph
         self.graphs[executable] = work
-        self.ledger.live_graphs[executable] = call_site_text()
+        self.ledger.add_handle(executable, "graph", None, 0)
         return executable
 
     def abort_capture_if_active(self, stream=None):
@@ -100,7 +100,7 @@ cdef class Graphs(Core):
             self.check_graph(work)
         with work.launching:
             self.work_of(executable)      # another thread may have destroyed it meanwhile
-            site = self.ledger.live_graphs[executable]
+            site = self.ledger.live_graphs[executable].site
             self.driver_launch_graph(executable, s)
         if work.held:
             self.hold(work.held, s)
@@ -112,16 +112,18 @@ cdef class Graphs(Core):
         cdef uint64_t executable = as_handle(graph, "graph")
         cdef CapturedWork work = self.work_of(executable)
         del self.graphs[executable]      # first, so that a second thread cannot destroy it too
-        site = self.ledger.live_graphs.pop(executable)
+        cdef Allocation a = self.ledger.remove_handle(executable, "graph")
         try:
             with work.launching:
                 self.driver_destroy_graph(work.graph, executable)
         except BaseException:
-            self.graphs[executable], self.ledger.live_graphs[executable] = work, site
+            self.graphs[executable] = work
+            self.ledger.restore(a)
             raise
 
     cdef int release_graphs(self, list errors) except -1:
         cdef CapturedWork work
+        cdef Allocation a
         for stream in self.begun:
             try:
                 self.driver_destroy_graph(self.driver_end_capture(stream), 0)
@@ -130,6 +132,8 @@ cdef class Graphs(Core):
             except MetraleError as error:
                 errors.append(error)
         for executable, work in self.graphs.items():
+            a = self.ledger.remove_handle(executable, "graph")
+            a.leaked = True
             try:
                 self.driver_destroy_graph(work.graph, executable)
             except MetraleError as error:
@@ -137,7 +141,6 @@ cdef class Graphs(Core):
         self.begun.clear()
         self.captures = 0
         self.graphs.clear()
-        self.ledger.live_graphs.clear()
         return 0
 
     cdef int check_graph(self, CapturedWork work) except -1:

@@ -156,6 +156,7 @@ cdef class HostBackend(GpuBackend):
         if taken:
             refuse("path", path, f"modules that are not there yet ({', '.join(sorted(taken))} would be loaded twice)")
         self.modules.update(added)
+        self.ledger.add_handle(<uint64_t>library, "module", os.path.basename(path), os.path.getsize(path))
         return sorted(added)
 
     cdef uint64_t new_handle(self):
@@ -206,6 +207,9 @@ cdef class HostBackend(GpuBackend):
                 memset(p, POISON, nbytes)
         self.end(phase)
         return 0 if failed else <uint64_t>p
+
+    cdef size_t driver_rounded(self, size_t nbytes, str kind) except? 0:
+        return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
         self.wait_for_running()

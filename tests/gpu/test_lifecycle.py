@@ -158,6 +158,8 @@ USES = {
     "add_module": lambda gpu, s: gpu.add_module("none.cu"),
     "total_memory": lambda gpu, s: gpu.total_memory,
     "free_memory": lambda gpu, s: gpu.free_memory,
+    "audit": lambda gpu, s: gpu.audit(),
+    "sweep_unreleased": lambda gpu, s: gpu.sweep_unreleased(),
     "with": lambda gpu, s: gpu.__enter__(),
     "launch": lambda gpu, s: s["launch"].launch(),
     "launch on a stream": lambda gpu, s: s["launch"].launch(s["stream"]),
