@@ -77,6 +77,26 @@ def test_out_of_memory_says_what_was_asked_and_who_holds_what(device, nbytes):
         device.free(ptr)
 
 
+@pytest.mark.gpu
+def test_a_device_that_was_full_goes_on_working(cuda):
+    step, held = cuda.free_memory // 9, []
+    with pytest.raises(OutOfMemoryError) as caught:
+        while True:
+            held.append(cuda.buffer(step + len(held), f"holder {len(held)}"))
+    error, count = caught.value, len(held)
+    assert error.asked == step + count > error.free
+    assert [holder.tag for holder in error.holders] == [f"holder {i}" for i in range(count - 1, count - 6, -1)]
+    for holder in error.holders:
+        assert f"{holder.tag} {holder.nbytes} bytes" in str(error)
+    held.pop().free()
+    with cuda.upload(b"\0\0\x80\x3f" * 8) as acc, cuda.buffer(16, "out") as out:
+        launch = metrale.KernelLaunch(cuda, cuda.kernel("moe_v41", "moe_v41_finish"))
+        launch.block(256).arg_ptr(acc).arg_ptr(out).arg_u32(8).launch()
+        assert out.numpy("uint16").tolist() == [0x3F80] * 8
+    for buffer in held:
+        buffer.free()
+
+
 def test_managed_memory_is_seen_from_both_sides(device):
     ptr = device.alloc_managed(256, "shared")
     device.memset(ptr, 7, 256)
