@@ -2,6 +2,7 @@
 """The kernel sources that come with the package, and the parameters that were parsed from them."""
 
 import difflib
+import functools
 import hashlib
 import os
 import re
@@ -47,25 +48,37 @@ def source_path(module: str) -> Path:
 def digests(path: Path, roots: Sequence[Path]) -> dict[str, str] | None:
     """SHA-256 of the file at ``path`` and of every header that it, or one of those, names and that is found in
     ``roots`` or beside the file that names it. None if one of them names a header by a macro."""
-    source = path.read_bytes()
-    found = {path.name: hashlib.sha256(source).hexdigest()}
-    pending = [(source, path.resolve().parent)]
+    digest, names = _scanned(path)
+    found = {path.name: digest}
+    pending = [(names, path.resolve().parent)]
     while pending:
-        text, here = pending.pop()
-        text = _SPLICE.sub(b"", text)
-        if _MACRO_INCLUDE.search(text):
+        names, here = pending.pop()
+        if names is None:
             return None
-        for name in {os.fsdecode(quoted or angled) for quoted, angled in _INCLUDE.findall(text)}:
+        for name in names:
             header = next((root / name for root in (here, *roots) if os.path.isfile(root / name)), None)
             if header is None:
                 continue
             folder = header.parent.resolve()  # as it is spelled, a cycle through ".." would not end
             header = folder / header.name
             if str(header) not in found:
-                data = header.read_bytes()
-                found[str(header)] = hashlib.sha256(data).hexdigest()
-                pending.append((data, folder))
+                found[str(header)], names = _scanned(header)
+                pending.append((names, folder))
     return found
+
+
+def _scanned(path: Path) -> tuple[str, frozenset[str] | None]:
+    """The SHA-256 of a file and the names of the headers that it includes, None if one is named by a macro."""
+    stat = path.stat()
+    return _scan(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)  # modules have most of their headers in common
+def _scan(path: Path, _size: int, _mtime_ns: int) -> tuple[str, frozenset[str] | None]:
+    data = path.read_bytes()
+    text = _SPLICE.sub(b"", data)
+    names = frozenset(os.fsdecode(quoted or angled) for quoted, angled in _INCLUDE.findall(text))
+    return hashlib.sha256(data).hexdigest(), None if _MACRO_INCLUDE.search(text) else names
 
 
 def not_found(module: str, name: str | None, known: Mapping[str, Iterable[str]]) -> KernelNotFound:
