@@ -2,6 +2,7 @@
 """The command ``metrale``."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,17 @@ def _run(options: argparse.Namespace) -> int:
         from metrale.cli.demo import demo
 
         return demo(options.model, options.layer, options.tokens, options.seed, options.json)
+    if options.command == "plan":
+        from metrale.cli.plan import plan
+
+        return plan(
+            options.model,
+            options.gpu_memory,
+            options.context,
+            options.seqs,
+            options.bandwidth,
+            as_json=options.json,
+        )
     from metrale.cli.verify import verify
 
     return verify(options.model, options.layer, options.tokens, options.seed, options.json)
@@ -63,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=_count, default=0, metavar="S", help="of the tokens (default 0)")
         command.add_argument("--json", action="store_true")
 
+    plan = commands.add_parser("plan", help="what a model takes of a GPU's memory, and the bytes of a token")
+    plan.add_argument("model", metavar="MODEL.gguf", help="any part of a split file; its header is read, no more")
+    plan.add_argument("--gpu-memory", type=_amount, metavar="GIB", help="say what fits in so much")
+    plan.add_argument("--context", type=_positive, default=4096, metavar="N", help="tokens a sequence (default 4096)")
+    plan.add_argument("--seqs", type=_positive, default=1, metavar="N", help="sequences at a time (default 1)")
+    plan.add_argument("--bandwidth", type=_amount, metavar="TB/s", help="default 4.24, measured for a copy on an H200")
+    plan.add_argument("--json", action="store_true")
+
     kernels = commands.add_parser("kernels", help="compile kernels ahead of time")
     actions = kernels.add_subparsers(dest="action", required=True)
     build = actions.add_parser("build", help="compile modules into the cache; needs no GPU")
@@ -82,4 +102,11 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {text}, allowed: 1 or more")
+    return value
+
+
+def _amount(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, allowed: more than 0")
     return value

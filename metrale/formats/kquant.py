@@ -81,6 +81,7 @@ _OTHERS = (
     ("IQ4_NL", 20, 32, 18), ("IQ3_S", 21, 256, 110), ("IQ2_S", 22, 256, 82), ("IQ4_XS", 23, 256, 136),
     ("I8", 24, 1, 1), ("I16", 25, 1, 2), ("I32", 26, 1, 4), ("I64", 27, 1, 8), ("F64", 28, 1, 8),
     ("IQ1_M", 29, 256, 56), ("TQ1_0", 34, 256, 54), ("TQ2_0", 35, 256, 66), ("MXFP4", 39, 32, 17),
+    ("NVFP4", 40, 64, 36), ("Q1_0", 41, 128, 18),
 )  # fmt: skip
 _TYPES = {t.ggml_id: t for t in (F32, F16, BF16, Q2_K, Q3_K, Q6_K, *(QuantType(*row) for row in _OTHERS))}
 _K_QUANTS = {t.block_bytes: t.name for t in (Q2_K, Q3_K, Q6_K)}
