@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import metrale
+from metrale.testing import FailingBackend
 
 BACKENDS = {
     "host-forward": ("host", {"order": "forward"}),
@@ -91,6 +92,16 @@ def fresh(request):
     """A backend of the test's own, which may close it."""
     backend = open_backend(request.param)
     yield backend
+    assert backend.close() == []
+
+
+@pytest.fixture(params=ONE_OF_EACH_KIND)
+def failing(request, opened):
+    """A backend of the test's own whose driver calls the test can make fail. It leaves nothing behind."""
+    opened(request.param)  # which keeps the device's context from being made anew
+    backend = FailingBackend(open_backend(request.param))
+    yield backend
+    backend.heal()
     assert backend.close() == []
 
 

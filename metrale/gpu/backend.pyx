@@ -5,7 +5,7 @@ import warnings
 
 from libc.stdint cimport uint64_t
 
-from metrale.errors import refuse
+from metrale.errors import CudaError, MetraleError, refuse
 from metrale.gpu.pointer import DevicePtr
 
 from metrale.gpu.buffer cimport DeviceBuffer, PinnedBuffer
@@ -78,8 +78,7 @@ cdef class GpuBackend(Checks):
         work, done on return."""
         self.waiting_call("copy_h2d")
         self.copy_h2d_async(src, dst, None)
-        self.driver_synchronize(self.stream0)
-        self.let_go(False)
+        self.wait_for(self.stream0)
 
     def copy_h2d_async(self, src, dst, stream):
         """Copy the host buffer ``src`` to ``dst`` in stream order.
@@ -112,8 +111,7 @@ cdef class GpuBackend(Checks):
         cdef uint64_t s = self.as_stream(stream)
         self.check_waitable(s, "copy_d2h_on_stream")
         self.copy_d2h_async(src, dst, s)
-        self.driver_synchronize(s)
-        self.let_go(False)
+        self.wait_for(s)
 
     def copy_d2d(self, src, dst, nbytes):
         """Copy ``nbytes`` bytes from ``src`` to ``dst``; done on return."""
@@ -141,6 +139,14 @@ cdef class GpuBackend(Checks):
         self.check_open()
         return self.check_waitable(self.stream0, call)
 
+    cdef int wait_for(self, uint64_t stream) except -1:
+        """Wait for a stream, and let go of what was held for copies that are done."""
+        cdef list unmarked = [entry for entry in self.held if not entry[0] and entry[1] == stream]
+        self.driver_synchronize(stream)
+        if unmarked:      # no event tells of these
+            self.held = [entry for entry in self.held if not any([entry is done for done in unmarked])]
+        return self.let_go(False)
+
     # owners
 
     def buffer(self, nbytes, tag=None):
@@ -158,8 +164,7 @@ cdef class GpuBackend(Checks):
         cdef DeviceBuffer buffer = DeviceBuffer(self, host.view.len, tag)
         self.c_copy(COPY_H2D, buffer.address(), host.address(), host.view.len, self.stream0)
         self.hold_host(host, host.address(), self.stream0)
-        self.driver_synchronize(self.stream0)
-        self.let_go(False)
+        self.wait_for(self.stream0)
         return buffer
 
     # streams and events
@@ -183,7 +188,10 @@ cdef class GpuBackend(Checks):
         if a is None:
             refuse("stream", stream, "a live stream of create_stream")
         try:
-            self.check_waitable(s, "destroy_stream")
+            try:
+                self.check_waitable(s, "destroy_stream")
+            except CudaError:      # a device that has nothing but errors to give is not asked
+                pass
             self.driver_destroy_stream(s)
         except BaseException:
             self.ledger.restore(a)
@@ -193,8 +201,7 @@ cdef class GpuBackend(Checks):
         """Wait until all work queued on ``stream`` is done. An interrupt (Ctrl-C) ends the wait, and not the work."""
         cdef uint64_t s = self.as_stream(stream)
         self.check_waitable(s, "synchronize")
-        self.driver_synchronize(s)
-        self.let_go(False)
+        self.wait_for(s)
 
     def create_event(self, timing=False):
         """Create an event; with ``timing`` it can measure elapsed time."""
@@ -207,19 +214,20 @@ cdef class GpuBackend(Checks):
         """Destroy an event of ``create_event``."""
         cdef uint64_t e = self.as_event(event, "event")
         cdef Allocation a = self.ledger.remove_handle(e, "event")
-        self.captured_events.pop(e, None)
         try:
             self.driver_destroy_event(e)
         except BaseException:
             self.ledger.restore(a)
             raise
+        self.captured_events.pop(e, None)
 
     def record_event(self, event, stream=None):
         """Record ``event`` after the work queued on ``stream``."""
         cdef uint64_t e = self.as_event(event, "event"), s = self.as_stream(stream)
-        self.driver_record_event(e, s)
         if self.captures > 0 or self.captured_events:
-            self.note_event(e, s)
+            self.record_noted(e, s)
+        else:
+            self.driver_record_event(e, s)
 
     def stream_wait_event(self, stream, event):
         """Make later work on ``stream`` wait for ``event``."""
@@ -332,9 +340,13 @@ cdef class GpuBackend(Checks):
         for stream in [self.stream0, *self.ledger.live_streams]:
             self.check_waitable(stream, "sweep_unreleased")
             self.driver_synchronize(stream)
-        for a in left:
+        for a in list(left):
             if a.kind == "graph":
-                self.destroy_graph(a.ptr)
+                try:
+                    self.destroy_graph(a.ptr)
+                except MetraleError as error:
+                    errors.append(error)
+                    left.remove(a)
         self.release_left(left, errors)
         if errors:
             raise errors[0]

@@ -125,8 +125,10 @@ cdef class Checks(Graphs):
         if self.band == 0:
             return Core.release(self, a)
         with self.guarding:
-            found = self.overruns([a]) if self.captures == 0 else None
-            Core.release(self, a)
+            try:
+                found = self.overruns([a]) if self.captures == 0 else None
+            finally:      # also where the band cannot be read
+                Core.release(self, a)
         if found:
             raise MetraleError(f"freed, but {overrun_text(found)}")
         return 0

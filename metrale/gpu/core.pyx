@@ -131,6 +131,9 @@ cdef class Core(Driver):
                     self.driver_free(a.ptr, a.kind)
             except MetraleError as error:
                 errors.append(error)
+                if self.serving:      # a sweep: it is still there, and close() comes later
+                    a.leaked = False
+                    self.ledger.restore(a)
         return 0
 
     cdef int release_graphs(self, list errors) except -1:
@@ -195,8 +198,8 @@ cdef class Core(Driver):
         """Keep ``what`` until the work that is queued on ``stream`` is done."""
         cdef uint64_t event = 0
         cdef bint recorded = False
-        self.let_go(False)
         try:
+            self.let_go(False)
             event = self.driver_create_event(False)
             self.driver_record_event(event, stream)
             recorded = True

@@ -30,7 +30,7 @@ cdef class Graphs(Core):
     cdef CapturedWork work_of(self, uint64_t executable)
     cdef int remember_node(self, uint64_t id, uint64_t stream) except -1
     cdef int update_nodes(self, object graph, uint64_t id, KernelHandle kernel, Launch* l) except -1
-    cdef int note_event(self, uint64_t event, uint64_t stream) except -1
+    cdef int record_noted(self, uint64_t event, uint64_t stream) except -1
     cdef int check_order(self, uint64_t event, uint64_t stream) except -1
     cdef int check_event(self, uint64_t event, str call) except -1
     cdef int hold_host(self, object memory, uint64_t address, uint64_t stream) except -1

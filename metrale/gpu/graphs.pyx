@@ -50,7 +50,11 @@ cdef class Graphs(Core):
         self.driver_begin_capture(s)
         self.begun[s] = work
         self.captures += 1
-        self.driver_capture_status(s, &work.capture, NULL)
+        try:
+            self.driver_capture_status(s, &work.capture, NULL)
+        except BaseException:
+            self.abort_capture_if_active(s)
+            raise
 
     def end_capture(self, stream=None):
         """End the capture that began on ``stream``, and return its graph, ready for ``launch_graph``: an integer.
@@ -75,7 +79,8 @@ cdef class Graphs(Core):
         """End the capture that began on ``stream``, if there is one, and forget what it captured. Returns whether
         there was one."""
         cdef uint64_t s = self.as_stream(stream)
-        if self.driver_capture_status(s, NULL, NULL) == CAPTURE_NONE:
+        # A capture that is known of is ended without a look at the device, which may have nothing but errors to give.
+        if s not in self.begun and self.driver_capture_status(s, NULL, NULL) == CAPTURE_NONE:
             return False
         self.ending(s, "abort_capture_if_active")
         try:
@@ -206,10 +211,12 @@ cdef class Graphs(Core):
                 copy_launch(&step.launch, l)
         return 0
 
-    cdef int note_event(self, uint64_t event, uint64_t stream) except -1:
-        """An event has been recorded: in a capture it will not happen."""
+    cdef int record_noted(self, uint64_t event, uint64_t stream) except -1:
+        """Record an event, and note whether that was in a capture, where it will not happen."""
         cdef uint64_t capture = 0
-        if self.driver_capture_status(stream, &capture, NULL) != CAPTURE_NONE:
+        cdef bint captured = self.driver_capture_status(stream, &capture, NULL) != CAPTURE_NONE
+        self.driver_record_event(event, stream)
+        if captured:
             self.captured_events[event] = capture
         else:
             self.captured_events.pop(event, None)
@@ -238,10 +245,19 @@ cdef class Graphs(Core):
 
     cdef int hold_host(self, object memory, uint64_t address, uint64_t stream) except -1:
         """Keep the host memory of a copy that was queued until it is done, or as long as the graph that captured it."""
-        cdef CapturedWork work
-        if self.driver_capture_status(stream, NULL, NULL) == CAPTURE_NONE:
-            return 0 if self.driver_is_pageable(address) else self.hold(memory, stream)
-        work = self.work_on(stream, NULL)
+        cdef CapturedWork work = None
+        cdef bint captured
+        try:
+            captured = self.driver_capture_status(stream, NULL, NULL) != CAPTURE_NONE
+            if captured:
+                work = self.work_on(stream, NULL)
+            elif self.driver_is_pageable(address):
+                return 0
+        except BaseException:      # the copy is queued all the same
+            self.held.append((0, stream, memory))
+            raise
+        if not captured:
+            return self.hold(memory, stream)
         if work is not None:
             work.held.append(memory)
         return 0

@@ -16,8 +16,8 @@ class Owner:
     """Allocations, streams and events of one object of the name ``name``.
 
     In a constructor, ``with Owner(gpu, "MoeV41") as own:`` gives everything back if the block raises, and keeps it
-    if it does not. ``free()`` gives everything back once, newest first, also when one of the steps fails; so does
-    the last reference, as each thing that is held frees itself with its own.
+    if it does not. ``free()`` gives everything back once, newest first, also when one of the steps fails, which the
+    next call then tries again; so does the last reference, as each thing that is held frees itself with its own.
     """
 
     def __init__(self, gpu: GpuBackend, name: str) -> None:
@@ -46,9 +46,10 @@ class Owner:
         return held.value
 
     def free(self) -> None:
-        """Give everything back. Nothing is left to do after the backend's ``close()``, or the second time."""
+        """Give everything back. Nothing is left to do after the backend's ``close()``, or once all is back."""
         self.freed = True
-        errors = []
+        first: Exception | None = None
+        failed: list[Callable[[], None]] = []
         while self._undo:
             # An interrupt leaves the other steps for the next call; what loses its place here goes with its last
             # reference.
@@ -57,9 +58,14 @@ class Owner:
                 if self.gpu.usable:
                     release()
             except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                first = first or error
+                failed.insert(0, release)
+        self._undo = failed
+        if first is not None:
+            try:
+                raise first
+            finally:
+                del first  # the error refers to this frame, which would keep what it refers to
 
     def __enter__(self) -> "Owner":
         return self

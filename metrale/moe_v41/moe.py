@@ -109,6 +109,7 @@ class MoeV41:
         self._diagnose = os.environ.get("METRALE_DS41_DIAG") == "1"
         self._mark = 0.0
         self._layers: dict[int, _Layer] = {}
+        self._apart = False  # the side stream has work that no other stream waits for
         self._warps = expert_warps()
         self._k = _Kernels.of(gpu, self._warps)
         with Owner(gpu, "MoeV41") as own:
@@ -117,12 +118,13 @@ class MoeV41:
             self._ev_in, self._ev_out = own.event(), own.event()
             table_bytes = U32_BYTES * SLOT_TABLE_LAYERS * cfg.n_routed
             gpu.memset(self._buffers["slot_table"], 0xFF, table_bytes)
-        self._own: Owner | None = own
+        self._own = own
 
     def add_layer(self, layer: SupportsIndex, weights: MoeV41LayerWeights, experts: ExpertArena) -> None:
         """Use ``weights`` and the experts that ``experts`` holds now for ``layer`` (0 to 63), in place of earlier ones.
 
         Refuses weights and slots of another shape than the configuration's, freed ones, and those of another backend.
+        After another error the layer has to be added again.
         """
         cfg, b = self.cfg, self._live()
         layer = integer("layer", layer, 0, SLOT_TABLE_LAYERS - 1)
@@ -149,6 +151,7 @@ class MoeV41:
             slots[expert] = slot
         triples = np.empty((cfg.n_routed, 3), np.int32)
         triples[:, 0], triples[:, 1], triples[:, 2] = layer, np.arange(cfg.n_routed), slots
+        self._layers.pop(layer, None)  # should the next fail, the device's table may be neither the old nor the new
         with self.gpu.upload(triples, "MoeV41.triples") as staged:
             ops.moe_v41_slot_table_set(
                 self.gpu, self._k.slot_table_set, b["slot_table"], cfg.n_routed, staged, len(triples), None
@@ -181,6 +184,9 @@ class MoeV41:
         gpu, k, cfg = self.gpu, self._k, self.cfg
         stream = gpu.default_stream() if stream is None else stream
         self._mark = time.perf_counter()
+        if self._apart:
+            gpu.synchronize(self._side)
+            self._apart = False
 
         ops.moe_v41_router_gemv_f32out(
             gpu, k.router_gemv, x, weights.router.weight, b["logits"], 1, cfg.n_routed, cfg.dim, stream
@@ -196,12 +202,14 @@ class MoeV41:
         if side_stream:
             gpu.record_event(self._ev_in, stream)
             gpu.stream_wait_event(self._side, self._ev_in)
+            self._apart = True
             try:
                 self._shared_expert(weights, x, self._side)
                 self._routed_experts(weights, stream)
             finally:  # after an error too, what is on the side stream lies before all that comes next
                 gpu.record_event(self._ev_out, self._side)
                 gpu.stream_wait_event(stream, self._ev_out)
+                self._apart = False
         else:
             self._routed_experts(weights, stream)
             self._shared_expert(weights, x, stream)
@@ -239,14 +247,12 @@ class MoeV41:
 
     def free(self) -> None:
         """Give everything back. A second call does nothing."""
-        own, self._own = self._own, None
         self._layers.clear()
-        if own is not None:
-            own.free()
+        self._own.free()
 
     def _live(self) -> dict[str, DevicePtr]:
         """The buffers; refuses use after ``free()``."""
-        if self._own is None:
+        if self._own.freed:
             raise MetraleError("the MoeV41 has been freed")
         return self._buffers
 

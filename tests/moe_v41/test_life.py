@@ -1,43 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Construction and teardown of MoeV41 and of its weights: all or nothing, and all back."""
-
-import itertools
+"""Construction and teardown of MoeV41 and of its weights. What a failure leaves: tests/testing."""
 
 import pytest
-from layers import TINY, forward, running
+from layers import forward, running
 
 from metrale.errors import MetraleError
-from metrale.formats.load import load_moe_layer
-from metrale.gpu.host import HostBackend
 from metrale.moe_v41 import MoeV41, MoeV41Cfg
 
 CFG = MoeV41Cfg(dim=512, inter=256, n_routed=8, topk=3, max_tokens=5)
 CYCLES = 1000
-
-
-class FailsAt(HostBackend):
-    """Fails the n-th allocation, stream or event."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.left = n
-
-    def _count(self):
-        self.left -= 1
-        if self.left == 0:
-            raise MetraleError("made to fail")
-
-    def buffer(self, nbytes, tag=None):
-        self._count()
-        return super().buffer(nbytes, tag)
-
-    def create_stream(self):
-        self._count()
-        return super().create_stream()
-
-    def create_event(self, timing=False):
-        self._count()
-        return super().create_event(timing)
 
 
 def held(gpu):
@@ -65,21 +36,6 @@ def test_buffers_are_booked_to_the_line_that_built_the_part(device):
     files = {a.file for a in device.ledger.live()}
     moe.free()
     assert files == {__file__}
-
-
-@pytest.mark.parametrize("build", ["moe", "layer"])
-def test_a_construction_that_fails_half_way_leaves_nothing(build):
-    for n in itertools.count(1):
-        with FailsAt(n) as gpu:
-            try:
-                part = MoeV41(gpu, CFG) if build == "moe" else load_moe_layer(gpu, TINY, 0)
-            except MetraleError as error:
-                assert str(error) == "made to fail"
-                assert held(gpu) == 0, f"failing at {n}"
-                continue
-            part.free()
-            break
-    assert n > {"moe": len(CFG.buffer_table()) + 3, "layer": 6}[build]
 
 
 def test_a_second_free_does_nothing(device):

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+import os
+from collections import Counter
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from metrale.gpu.backend import GpuBackend
+
+CALLS: frozenset[str]
+RELEASES: frozenset[str]
+
+@disjoint_base
+class FailingBackend(GpuBackend):
+    @property
+    def calls(self) -> Counter[str]: ...
+    @property
+    def failed(self) -> Counter[str]: ...
+    def __init__(self, inner: GpuBackend) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+    def fail(
+        self, call: str = "any", *, n: int = 1, forever: bool = False, error: str = "CUDA_ERROR_OUT_OF_MEMORY"
+    ) -> None: ...
+    def heal(self) -> None: ...
+    def add_module(self, path: str | os.PathLike[str]) -> list[str]: ...
+    def has_module(self, module: str) -> bool: ...
