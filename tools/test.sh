@@ -22,6 +22,17 @@ step "Demo"
 "$work/venv/bin/metrale" info
 "$work/venv/bin/metrale" demo tests/data/tiny-v41.gguf
 
+step "A browser for the tests of the audit's page"
+missing=()
+command -v chromium >/dev/null || missing+=(chromium)
+command -v chromedriver >/dev/null || missing+=(chromium-driver)
+if [ ${#missing[@]} -gt 0 ]; then
+    # As root on Debian only; where it cannot be had, those tests are skipped and say so.
+    export DEBIAN_FRONTEND=noninteractive
+    { timeout 60 apt-get -q update && timeout 240 apt-get -qy install --no-install-recommends "${missing[@]}"; } \
+        >"$work/apt.log" 2>&1 || echo "not installed: ${missing[*]}; see $work/apt.log"
+fi
+
 step "Tests; those marked gpu are skipped where there is no GPU"
 "$work/venv/bin/pytest" --quiet --durations 5
 

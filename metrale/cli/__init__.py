@@ -38,6 +38,10 @@ def _run(options: argparse.Namespace) -> int:
         from metrale.cli.kernels import build
 
         return build(options.arch, options.modules)
+    if options.command == "audit":
+        from metrale.cli.audit import audit
+
+        return audit(options)
     if options.command == "demo":
         from metrale.cli.demo import demo
 
@@ -88,7 +92,33 @@ def _parser() -> argparse.ArgumentParser:
     build = actions.add_parser("build", help="compile modules into the cache; needs no GPU")
     build.add_argument("--arch", action="append", required=True, metavar="sm_90a", help="may be given several times")
     build.add_argument("modules", nargs="*", metavar="MODULE", help="default: all")
+
+    audit = commands.add_parser("audit", help="record a program's GPU memory, report on it, compare two records")
+    _audit_actions(audit.add_subparsers(dest="action", required=True))
     return parser
+
+
+def _audit_actions(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    usage = "%(prog)s [-h] [-o FILE] [--fail-on-leak] (SCRIPT | -m MODULE) [ARGUMENT ...]"
+    run = actions.add_parser("run", usage=usage, help="run a program; say what it leaked, keep a capture")
+    run.add_argument("-o", dest="output", metavar="FILE", help="the capture (default: metrale-audit.PID.json)")
+    run.add_argument("--fail-on-leak", action="store_true", help="exit 1 if something leaked and the program exits 0")
+    run.add_argument("-m", dest="module", action="store_true", help="run a module instead of a script")
+    run.add_argument("target", metavar="SCRIPT")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the program's own")
+
+    report = actions.add_parser("report", help="tables of a capture, or other forms of it")
+    report.add_argument("capture", metavar="FILE")
+    report.add_argument("--html", metavar="OUT", help="a page to zoom and search in, in one file")
+    report.add_argument("--png", metavar="OUT", help="a picture of live bytes by tag; needs matplotlib")
+    report.add_argument("--perfetto", metavar="OUT", help="a trace for ui.perfetto.dev")
+
+    diff = actions.add_parser("diff", help="what grew, shrank, came and went between two captures")
+    diff.add_argument("before", metavar="BEFORE")
+    diff.add_argument("after", metavar="AFTER")
+    for action in (report, diff):
+        action.add_argument("--json", action="store_true", help="the tables as JSON")
+        action.add_argument("--rows", type=_positive, default=20, metavar="N", help="a table (default 20)")
 
 
 def _count(text: str) -> int:
