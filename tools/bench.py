@@ -4,6 +4,7 @@
 
     python tools/bench.py kernels    every kernel, and the MoE layer for one token, against the bytes they must move
     python tools/bench.py launch     a launch from Python, beside the C driver call and other packages
+    python tools/bench.py memory     what the driver says is in use, explained, beside torch and CuPy; the ledger's cost
     python tools/bench.py startup    import metrale, beside other packages, and a process's first kernel
 
 All print a table; ``--json FILE`` also writes the results, and the table beside them as ``.md``. ``launch`` draws a
@@ -25,9 +26,9 @@ from benchmarks.driver_calls import check
 from cuda.bindings import driver
 
 import metrale
-from benchmarks import kernels, launch, startup
+from benchmarks import kernels, launch, memory, startup
 
-BENCHMARKS: dict[str, Any] = {"kernels": kernels, "launch": launch, "startup": startup}
+BENCHMARKS: dict[str, Any] = {"kernels": kernels, "launch": launch, "memory": memory, "startup": startup}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -42,8 +42,8 @@ class _Recording:
         return Capture(process, backends)
 
 
-# As the environment and the folder are now: a program may change both.
-_FILE = os.path.abspath(os.environ["METRALE_AUDIT"])
+# As the environment and the folder are now: a program may change both. Without the variable nothing is opened here.
+_FILE = os.path.abspath(os.environ.get("METRALE_AUDIT", ""))
 _recording: _Recording | None = None
 _lock = threading.Lock()
 

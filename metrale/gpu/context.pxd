@@ -12,8 +12,14 @@ cdef class CudaContext(GpuBackend):
     cdef readonly int ordinal
     cdef readonly int driver_version     # 1000 * major + 10 * minor
     cdef int max_shared_optin
+    cdef size_t used_before       # of the device's memory, once the context was there
+    cdef size_t foreign_before    # of that, what other libraries of the process held
+    cdef size_t streams_took      # of the device's memory, as the driver's figures changed
+    cdef size_t modules_took
 
     cdef int retain(self, int ordinal) except -1
+    cdef size_t used(self) noexcept
+    cdef size_t grown(self, size_t before) noexcept
     cdef int attribute(self, cu.CUdevice_attribute which) except? -1
     cdef int enter(self) except -1 nogil
     cdef int enter_slowly(self, cu.CUcontext current) except -1

@@ -2,6 +2,7 @@
 """CudaContext: a device's primary context, with its memory, streams and events, through ``cuda.bindings.cydriver``."""
 
 import _thread
+import sys
 
 from cpython.exc cimport PyErr_CheckSignals
 from cuda.bindings cimport cydriver as cu
@@ -30,7 +31,8 @@ cdef extern from "sched.h" nogil:
 
 cdef enum:
     CHUNK = 2 << 20                # bytes: what the driver gives memory in
-    SHARED_STEP = 512              # bytes: of allocations that share a chunk
+    SHARED_MOST = 1 << 20          # bytes of an allocation that shares a chunk with others
+    SHARED_STEP = 512              # bytes: what such an allocation is rounded up to
     SPIN_NS = 20_000_000           # a wait that is longer than this can spare the time of a sleep
     SIGNALS_NS = 50_000_000        # between looks for Ctrl-C, which take the GIL from others
 
@@ -66,12 +68,37 @@ cdef class CudaContext(GpuBackend):
             result = cu.cuDevicePrimaryCtxRetain(&context, self.device)
         check_result(result, "cuDevicePrimaryCtxRetain")
         self.context = context
+        cdef int pushed
         try:
+            pushed = self.enter()
+            self.used_before = self.used()
+            self.leave(pushed)
+            self.foreign_before = foreign_bytes(ordinal)
             self.stream0 = self.driver_create_stream()
         except BaseException:
             cu.cuDevicePrimaryCtxRelease(self.device)
             raise
         return 0
+
+    @property
+    def overhead(self):
+        """What the driver took of the device's memory beside allocations, in bytes, as its figures changed:
+        ``streams`` and ``modules`` of this backend; ``before``, what was in use, by the context and by other
+        processes, when the backend was opened; ``foreign_before``, what torch and CuPy held of that.
+        """
+        return {"before": self.used_before, "foreign_before": self.foreign_before, "streams": self.streams_took,
+                "modules": self.modules_took}
+
+    cdef size_t used(self) noexcept:
+        """Of the device's memory, by whomever; between enter() and leave(). 0 where the driver does not say."""
+        cdef size_t free = 0, total = 0
+        cu.cuMemGetInfo(&free, &total)
+        return total - free
+
+    cdef size_t grown(self, size_t before) noexcept:
+        """What is used more than ``before``; others may have given something back meanwhile."""
+        cdef size_t now = self.used()
+        return now - before if now > before else 0
 
     cdef int attribute(self, cu.CUdevice_attribute which) except? -1:
         cdef int value = 0
@@ -149,7 +176,7 @@ cdef class CudaContext(GpuBackend):
         return ptr
 
     cdef size_t driver_rounded(self, size_t nbytes, str kind) except? 0:
-        cdef size_t step = SHARED_STEP if nbytes < CHUNK else CHUNK
+        cdef size_t step = SHARED_STEP if nbytes <= SHARED_MOST else CHUNK
         return (nbytes + step - 1) // step * step
 
     cdef int driver_free(self, uint64_t ptr, str kind) except -1:
@@ -244,7 +271,9 @@ cdef class CudaContext(GpuBackend):
     cdef uint64_t driver_create_stream(self) except 0:
         cdef cu.CUstream stream = NULL
         cdef int pushed = self.enter()
+        cdef size_t before = self.used()
         cdef cu.CUresult result = cu.cuStreamCreate(&stream, cu.CU_STREAM_NON_BLOCKING)
+        self.streams_took += self.grown(before)
         self.leave(pushed)
         check_result(result, "cuStreamCreate")
         return <uint64_t>stream
@@ -366,3 +395,11 @@ cdef int check_result(cu.CUresult result, str what) except -1:
         return 0
     cu.cuGetErrorName(result, &name)
     raise CudaError(<int>result, name.decode() if name != NULL else "unknown error", what)
+
+
+cdef size_t foreign_bytes(int ordinal) except? 0:
+    """What other libraries of this process hold of the device, where they are loaded."""
+    if "torch" not in sys.modules and "cupy" not in sys.modules:
+        return 0
+    from metrale.audit.foreign import holdings
+    return sum(nbytes for nbytes, _ in holdings(ordinal).values())

@@ -104,8 +104,10 @@ cdef class CudaBackend(CudaContext):
         cdef const char* data = image
         cdef cu.CUstreamCaptureMode mode
         cdef int pushed = self.enter_freely(&mode)
+        cdef size_t before = self.used()
         with nogil:
             result = cu.cuModuleLoadData(&handle, data)
+        self.modules_took += self.grown(before)
         self.leave_freely(pushed, &mode)
         check_result(result, f"loading kernel module {path.stem}")
         self.modules[path.stem] = (<uintptr_t>handle, declared)
@@ -116,7 +118,7 @@ cdef class CudaBackend(CudaContext):
         cdef KernelHandle kernel = self.new_kernel(module, name)
         cdef cu.CUfunction function = NULL
         cdef cu.CUresult result
-        cdef size_t offset = 0, size = 0
+        cdef size_t offset = 0, size = 0, before
         cdef int value = 0
         if not self.has_module(module):
             raise sources.not_found(module, None, {**sources.signatures(), **dict.fromkeys(self.added, ())})
@@ -126,6 +128,7 @@ cdef class CudaBackend(CudaContext):
         # A kernel made by a macro is not among the declared: then only its parameters' sizes are known.
         params = (declared or {}).get(name)
         cdef int pushed = self.enter()
+        before = self.used()
         try:
             result = cu.cuModuleGetFunction(&function, <cu.CUmodule><uintptr_t>handle, name.encode())
             if result == cu.CUDA_ERROR_NOT_FOUND:
@@ -142,6 +145,7 @@ cdef class CudaBackend(CudaContext):
             kernel.max_threads = value
             check_result(cu.cuFuncGetAttribute(&value, cu.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), name)
         finally:
+            self.modules_took += self.grown(before)
             self.leave(pushed)
         kernel.max_shared = max(0, self.max_shared_optin - value)
         kernel.shared_opted = max(0, DEFAULT_SHARED - value)

@@ -48,13 +48,19 @@ def audit(tmp_path):
     return run
 
 
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on(request):
+    """`on(code)`: the program on each kind of backend in turn."""
+    return lambda code: code.replace('"host"', f'"{request.param}"')
+
+
 def leak_rows(stderr):
     """Bytes, kind, tag, site of each listed leak."""
     return [line.split() for line in re.findall(r"^ *[\d,]+ +\d+ +\w+ .*$", stderr, re.MULTILINE)]
 
 
-def test_buffers_leaked_in_two_files_are_named_line_by_line(audit):
-    done = audit("main.py", main=LEAKY, other=OTHER)
+def test_buffers_leaked_in_two_files_are_named_line_by_line(audit, on):
+    done = audit("main.py", main=on(LEAKY), other=OTHER)
     assert done.returncode == 0
     assert "metrale audit: leaked 3 allocations, 6,244 bytes\n" in done.stderr
     assert [(row[0], row[2], row[3], row[4]) for row in leak_rows(done.stderr)] == [
@@ -89,8 +95,8 @@ def test_what_close_gives_back_has_leaked_too(audit):
     assert "leaked 1 allocation, 512 bytes" in audit("main.py", main=code).stderr
 
 
-def test_a_clean_program_says_so(audit):
-    done = audit("--fail-on-leak", "main.py", main=CLEAN)
+def test_a_clean_program_says_so(audit, on):
+    done = audit("--fail-on-leak", "main.py", main=on(CLEAN))
     assert done.returncode == 0
     assert "metrale audit: nothing leaked\n" in done.stderr
 
@@ -105,8 +111,8 @@ def test_what_an_exit_function_of_the_program_frees_has_not_leaked(audit):
     assert "nothing leaked" in audit("main.py", main=code).stderr
 
 
-def test_fail_on_leak_exits_1(audit):
-    assert audit("--fail-on-leak", "main.py", main=LEAKY, other=OTHER).returncode == 1
+def test_fail_on_leak_exits_1(audit, on):
+    assert audit("--fail-on-leak", "main.py", main=on(LEAKY), other=OTHER).returncode == 1
 
 
 def test_a_status_is_kept_where_nobody_reads_the_summary(audit):

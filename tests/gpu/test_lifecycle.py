@@ -169,7 +169,7 @@ USES = {
 WITHOUT_A_DEVICE = {
     *("live_bytes", "live_alloc_count", "peak_bytes", "alloc_report", "snapshot", "ledger", "closed", "close"),
     *("kind", "name", "usable", "sm_count", "compute_capability", "has_module"),
-    *("order", "seed", "strict", "workers", "ordinal", "driver_version", "arch"),
+    *("order", "seed", "strict", "workers", "ordinal", "driver_version", "arch", "overhead"),
 }
 
 

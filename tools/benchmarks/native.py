@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The compiled parts of the launch benchmark: the loop around the driver call, and a launcher in Cython."""
+"""The compiled parts of the benchmarks: loops around driver calls, and a launcher in Cython."""
 
 import ctypes
 import functools
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["c_loop", "embedded"]
+__all__ = ["alloc_loop", "c_loop", "embedded"]
 
 HERE = Path(__file__).resolve().parent
 
@@ -27,7 +27,8 @@ def c_loop(launch: Any, function: int, block: int, stream: int, values: Sequence
     """
     pointers = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(value) for value in values])
     head = launch, ctypes.c_void_p(function), ctypes.c_uint(block), ctypes.c_void_p(stream), pointers
-    loop = _driver_loop()
+    loop = _driver_loops().driver_loop
+    loop.restype = ctypes.c_double
 
     def run(n: int, _alive: object = values) -> float:
         ns: float = loop(*head, n)
@@ -36,6 +37,16 @@ def c_loop(launch: Any, function: int, block: int, stream: int, values: Sequence
         return ns
 
     return run
+
+
+def alloc_loop(alloc: Any, free: Any, nbytes: int, n: int) -> tuple[float, float]:
+    """Nanoseconds of an allocation of ``nbytes`` and of its free, by the driver's cuMemAlloc and cuMemFree, ``n`` of
+    each. RuntimeError, if the driver refuses one."""
+    ptrs, ns = (ctypes.c_ulonglong * n)(), (ctypes.c_double * 2)()
+    error = _driver_loops().alloc_loop(alloc, free, ctypes.c_size_t(nbytes), ptrs, n, ns)
+    if error:
+        raise RuntimeError(f"cuMemAlloc or cuMemFree: driver error {error}")
+    return ns[0], ns[1]
 
 
 @functools.cache
@@ -54,13 +65,11 @@ def embedded() -> ModuleType:
 
 
 @functools.cache
-def _driver_loop() -> Any:
+def _driver_loops() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "driver_loop.so"
         _compile(HERE / "driver_loop.cpp", library)
-        loop = ctypes.CDLL(str(library)).driver_loop
-    loop.restype = ctypes.c_double
-    return loop
+        return ctypes.CDLL(str(library))
 
 
 def _compile(source: Path, library: Path, *flags: str) -> None:

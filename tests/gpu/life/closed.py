@@ -10,7 +10,7 @@ from things import NUMBER, everything, nothing_left, open_backend, refusal, uses
 HARMLESS = {
     "gpu": {"__repr__", "close", "has_module", "alloc_report", "snapshot", "live_bytes", "live_alloc_count",
             "peak_bytes", "usable", "ledger", "kind", "name", "closed", "sm_count", "compute_capability", "order",
-            "seed", "strict", "workers", "ordinal", "driver_version", "arch"},
+            "seed", "strict", "workers", "ordinal", "driver_version", "arch", "overhead"},
     "acc": {"__repr__", "free", "nbytes", "gpu"},
     "own": {"__repr__", "free", "__enter__"},
     "launch": {"__repr__", "grid", "block", "shared_mem", "arg_ptr", "arg_u32", "arg_i32", "arg_u64", "arg_i64",

@@ -11,7 +11,7 @@ from things import NUMBER, everything, give_back, in_child, open_backend, refusa
 KNOWN_WITHOUT_A_DEVICE = {
     "__repr__", "close", "has_module", "alloc_report", "snapshot", "live_bytes", "live_alloc_count", "peak_bytes",
     "usable", "ledger", "kind", "name", "closed", "sm_count", "compute_capability", "order", "seed", "strict",
-    "workers", "ordinal", "driver_version", "arch",
+    "workers", "ordinal", "driver_version", "arch", "overhead",
 }  # fmt: skip
 
 gpu = open_backend()
