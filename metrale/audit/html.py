@@ -14,6 +14,7 @@ from metrale.audit.tables import GROUPINGS, groups, started
 
 __all__ = ["page", "write_page"]
 
+PARTS = ("page.html", "page.css", "page_state.js", "page_chart.js", "page_table.js", "page_start.js")
 COLUMNS = (
     *("seq", "freedSeq", "time", "freedTime", "nbytes", "rounded", "ptr"),
     *("kind", "tag", "site", "freedAt", "stream", "leaked", "offset"),
@@ -28,11 +29,10 @@ def write_page(capture: Capture, path: str | os.PathLike[str]) -> None:
 def page(capture: Capture) -> str:
     """The page's text, with its style, script and data inside."""
     folder = resources.files(__package__)
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    text, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in PARTS)
     # "<" is only ever inside a text, where its escape means the same and cannot end the element.
     data = json.dumps(_data(capture), separators=(",", ":")).replace("<", "\\u003c")
-    text = parts["page.html"]
-    for mark, content in (("/*style*/", parts["page.css"]), ("/*script*/", parts["page.js"]), ("/*data*/", data)):
+    for mark, content in (("/*style*/", style), ("/*script*/", "".join(scripts)), ("/*data*/", data)):
         before, _, after = text.partition(mark)
         text = before + content + after
     return text

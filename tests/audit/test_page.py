@@ -20,10 +20,11 @@ OPENS_WITHIN = 2.0  # seconds
 GIVES_UP_AFTER = 30.0  # seconds
 ANSWERS_WITHIN = 0.3  # seconds: at once, on a busy machine
 ENDLESS = "\u2013"  # for the life of what leaked
+MARKUP = "</script><img src=x onerror=alert(1)>"
 SMALL = [
     entry(1, 4 * 2**20, tag="weights", line=10, freed_seq=950_000, leaked=True),  # close() gave it back
     entry(2, 2**20, tag="act", file="/home/me/model/layer.py", line=20, freed_seq=50_000),
-    entry(60_000, 2**20, tag="<img src=x onerror=alert(1)>", line=30, freed_seq=90_000),
+    entry(60_000, 2**20, tag=MARKUP, line=30, freed_seq=90_000),
     entry(70_000, 0, kind="stream", line=40),
     entry(80_000, 2**19, kind="pinned", tag="staging", line=50, freed_seq=99_999),
 ]
@@ -192,7 +193,7 @@ def test_rows_are_the_largest_first_and_say_what_leaked(page):
     assert [(row[1], row[3], row[4], row[7]) for row in page.rows()] == [
         ("4,194,304", "weights", "train.py:10", "leaked"),
         ("1,048,576", "act", "model/layer.py:20", "model/layer.py:1020"),
-        ("1,048,576", "<img src=x onerror=alert(1)>", "train.py:30", "train.py:1030"),
+        ("1,048,576", MARKUP, "train.py:30", "train.py:1030"),
         ("524,288", "staging", "train.py:50", "train.py:1050"),
         ("0", "", "train.py:40", "leaked"),
     ]
@@ -202,7 +203,7 @@ def test_rows_are_the_largest_first_and_say_what_leaked(page):
     ("heading", "column", "values"),
     [
         ("#", 0, ["80,000", "70,000", "60,000", "2", "1"]),
-        ("Tag", 3, ["", "<img src=x onerror=alert(1)>", "act", "staging", "weights"]),
+        ("Tag", 3, ["", MARKUP, "act", "staging", "weights"]),
         ("Lived", 6, [ENDLESS, ENDLESS, "50 ms", "30 ms", "20 ms"]),
     ],
 )
@@ -228,6 +229,21 @@ def test_a_search_narrows_the_rows(page, words, numbers):
     assert [row[0] for row in page.rows()] == numbers
 
 
+def test_a_search_dims_the_other_blocks(page):
+    def colour(across, up):
+        return page.js(
+            "const c = document.getElementById('blocks'), w = c.width - 62, h = c.height - 24;"
+            "return [...c.getContext('2d').getImageData(62 + arguments[0] * w, 4 + (1 - arguments[1]) * h, 1, 1).data]",
+            *(across, up),
+        )
+
+    act, img = colour(0.02, 0.8), colour(0.075, 0.8)
+    page.search("layer.py")
+    page.settle()
+    assert colour(0.02, 0.8) == act
+    assert sum(colour(0.075, 0.8)) > sum(img)  # nearer to the white behind
+
+
 def test_leaks_alone(page):
     page.press("Leaked")
     assert [row[0] for row in page.rows()] == ["1", "70,000"]
@@ -249,14 +265,14 @@ def test_an_allocation_under_the_pointer_is_described(page):
     words = page.hover(0.5, 0.3)
     assert words.startswith("weights device")
     assert "leaked" in words
-    assert "4,194,304 (4 MiB)" in words
+    assert "4,194,304 bytes (4 MiB)" in words
     assert "train.py:10" in words
     assert "never by the program" in words
     assert "lived" not in words
 
 
 def test_a_tag_is_text_and_never_markup(page):
-    assert page.hover(0.075, 0.8).startswith("<img src=x onerror=alert(1)> device")
+    assert page.hover(0.075, 0.8).startswith(f"{MARKUP} device")
 
 
 def test_where_nothing_is_nothing_is_described(page):
