@@ -159,9 +159,13 @@ cdef class Core(Driver):
         self.closed = False
         self.serving = True
         self.closing = None
-        _open.add(self)
         if _recorder is not None:
-            _recorder.opened(self)
+            try:
+                _recorder.opened(self)
+            except BaseException:      # the constructor gives back the rest
+                self.closed, self.serving = True, False
+                raise
+        _open.add(self)
         return 0
 
     cdef bint to_be_closed(self) noexcept nogil:
