@@ -60,10 +60,14 @@ class DriverAccount:
 
     gpu: CudaBackend
     steps: dict[str, int] = field(default_factory=dict)
+    _context: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         if not isinstance(self.gpu, CudaBackend):
             refuse("gpu", self.gpu, "an open CUDA backend: memory of the host is not the driver's")
+        # Once: other processes may grow later, and the context does not shrink for it.
+        used = self.gpu.total_memory - self.gpu.free_memory
+        self._context = _context(self.gpu.overhead, _others(used, _own_bytes(self.gpu)))
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -79,7 +83,13 @@ class DriverAccount:
         gpu = self.gpu
         total = gpu.total_memory
         used = total - gpu.free_memory
-        lines = [*_processes(gpu, used), *_overhead(gpu), *_ledger(gpu.ledger.live()), *_foreign(gpu.ordinal)]
+        others = _others(used, _own_bytes(gpu))
+        lines = [
+            *_processes(self._context, others),
+            *_overhead(gpu),
+            *_ledger(gpu.ledger.live()),
+            *_foreign(gpu.ordinal),
+        ]
         lines += [
             Line(f"while: {name}", nbytes, "grew and is no known allocation") for name, nbytes in self.steps.items()
         ]
@@ -92,15 +102,21 @@ def explain(gpu: CudaBackend) -> Explanation:
     return DriverAccount(gpu).explain()
 
 
-def _processes(gpu: CudaBackend, used: int) -> list[Line]:
-    """The context and other processes: together what was in use when the backend was opened, told apart by NVML."""
-    before = gpu.overhead["before"] - gpu.overhead["foreign_before"]
-    own = _own_bytes(gpu)
-    if own is None:
-        return [Line("context and other processes", before, "in use when the backend was opened (no NVML)")]
-    others = used - own
+def _others(used: int, own: int | None) -> int | None:
+    """What is in use and not by this process; None where NVML does not say."""
+    return None if own is None else used - own
+
+
+def _context(overhead: dict[str, int], others: int | None) -> int:
+    """What was in use when the backend was opened, without torch's and CuPy's and other processes'."""
+    return overhead["before"] - overhead["foreign_before"] - (others or 0)
+
+
+def _processes(context: int, others: int | None) -> list[Line]:
+    if others is None:
+        return [Line("context and other processes", context, "in use when the backend was opened (no NVML)")]
     return [Line("other processes and the driver", others, "NVML: in use, and not by this process"),
-            Line("context", before - others, "in use when the backend was opened, less those")]  # fmt: skip
+            Line("context", context, "in use when the backend was opened, less other processes then")]  # fmt: skip
 
 
 def _own_bytes(gpu: CudaBackend) -> int | None:
@@ -146,7 +162,7 @@ def _ledger(live: Iterable[Allocation]) -> list[Line]:
     shared = {a.ptr // CHUNK for a in held if a.rounded <= SHARED_MOST}
     chunks = len(shared) * CHUNK + sum(a.rounded for a in held if a.rounded > SHARED_MOST)
     asked = sum(a.nbytes for a in held)
-    return [Line("metrale: allocations", asked, f"the ledger: {len(held)}"),
+    return [Line("metrale: allocations", asked, "the ledger"),
             Line("metrale: rounding", chunks - asked, "to chunks of 2 MiB, which those up to 1 MiB share")]  # fmt: skip
 
 

@@ -53,6 +53,21 @@ def test_an_explanation_is_a_table_and_plain_values():
     assert [row.split()[:2] for row in rows] == [["200", "context"], ["100", "unexplained"]]
 
 
+def test_another_process_that_grows_does_not_shrink_the_context():
+    overhead = {"before": 600 * MIB, "foreign_before": 50 * MIB}
+    context = driver._context(overhead, driver._others(600 * MIB, 590 * MIB))
+    assert context == 540 * MIB
+    later = driver._processes(context, driver._others(1700 * MIB, 590 * MIB))
+    assert {line.name: line.nbytes for line in later} == {
+        "other processes and the driver": 1110 * MIB, "context": 540 * MIB,
+    }  # fmt: skip
+
+
+def test_without_nvml_the_context_and_other_processes_are_one_line():
+    context = driver._context({"before": 600 * MIB, "foreign_before": 0}, driver._others(700 * MIB, None))
+    assert [line.nbytes for line in driver._processes(context, driver._others(900 * MIB, None))] == [600 * MIB]
+
+
 def test_memory_of_the_host_is_not_the_drivers(host):
     with pytest.raises(ArgumentError, match="^gpu: got <HostBackend .*, allowed: an open CUDA backend"):
         explain(host)
