@@ -136,7 +136,8 @@ cdef class Graphs(Core):
                 pass
             except MetraleError as error:
                 errors.append(error)
-        for executable, work in self.graphs.items():
+        while self.graphs:
+            executable, work = self.graphs.popitem()
             a = self.ledger.remove_handle(executable, "graph")
             a.leaked = True
             try:
@@ -145,7 +146,6 @@ cdef class Graphs(Core):
                 errors.append(error)
         self.begun.clear()
         self.captures = 0
-        self.graphs.clear()
         return 0
 
     cdef int check_graph(self, CapturedWork work) except -1:
