@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 
 import metrale
+from metrale.audit.capture import MEMORY
+from metrale.columns import aligned
 from metrale.errors import MetraleError
 from metrale.formats.deepseek41 import MoeLayerSpec
 from metrale.formats.kquant import BF16, F32
@@ -199,7 +201,7 @@ def audit(gpu: GpuBackend, part: Part, shape: Shape) -> dict[str, Any]:
         built = part.build(gpu, weights, shape)
         try:
             held = scope.leaked
-            memory = [record for record in held if record.kind in ("device", "managed", "pinned")]
+            memory = [record for record in held if record.kind in MEMORY]
             rows = compare(built.formulas(), shape, memory)
             wrong += [f"{row.tag}: {row.verdict}" for row in rows if row.verdict != "ok"]
             handles = {kind: sum(record.kind == kind for record in held) for kind in ("stream", "event", "graph")}
@@ -318,11 +320,8 @@ def _print(facts: dict[str, Any]) -> None:
             sizes = ("-" if row[key] is None else f"{row[key]:,}" for key in ("nbytes", "ledger_bytes"))
             rows.append((row["tag"], row["formula"] or "-", *sizes, row["verdict"]))
         rows.append(("in all", "", f"{checked['formula_bytes']:,}", f"{checked['ledger_bytes']:,}", ""))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
         print(f"\n{name}: {', '.join(f'{n} {kind}s' for kind, n in checked['handles'].items())}\n")
-        for tag, formula, nbytes, held, verdict in rows:
-            line = f"{tag:<{widths[0]}}  {formula:<{widths[1]}}  {nbytes:>{widths[2]}}  {held:>{widths[3]}}  {verdict}"
-            print(line.rstrip())
+        print("\n".join(aligned(rows, left=(0, 1, 4))))
         print()
         if "cycles" in results:
             ran = results["cycles"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from metrale.audit.capture import BackendCapture, Capture
 from metrale.audit.tables import Group, count_words, groups, leaks
-from metrale.audit.text import Table, backend_line
+from metrale.audit.text import Table, backend_line, more
 
 __all__ = ["Change", "changes", "facts", "report"]
 
@@ -72,8 +72,7 @@ def report(before: Capture, after: Capture, rows: int) -> Iterable[str | Table]:
                 )
                 numbers = (f"{n:,}" for pair in pairs for n in pair)
                 table.rows.append((c.change, f"{c.difference:+,}", *numbers, c.name))
-            if len(found) > rows:
-                table.note = f"... and {len(found) - rows:,} more"
+            table.note = more(len(found), rows)
             if found:
                 yield table
             else:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from metrale.audit.foreign import CHUNK, SHARED_MOST, holdings
+from metrale.audit.foreign import holdings
 from metrale.errors import refuse
+from metrale.gpu.context import CHUNK, SHARED_MOST
 from metrale.gpu.cuda import CudaBackend
 from metrale.gpu.ledger import Allocation
 

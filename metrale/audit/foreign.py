@@ -3,10 +3,9 @@
 
 import sys
 
-__all__ = ["CHUNK", "SHARED_MOST", "holdings"]
+from metrale.gpu.context import CHUNK, SHARED_MOST
 
-CHUNK = 2 << 20  # bytes: what the driver gives memory in
-SHARED_MOST = 1 << 20  # bytes of an allocation that shares a chunk with others
+__all__ = ["holdings"]
 
 
 def holdings(ordinal: int) -> dict[str, tuple[int, int]]:

@@ -16,8 +16,9 @@ from metrale.audit.tables import (
     peak_set,
     started,
 )
+from metrale.columns import aligned
 
-__all__ = ["Table", "backend_line", "entry_table", "print_tables", "report"]
+__all__ = ["Table", "backend_line", "entry_table", "more", "print_tables", "report"]
 
 TITLES = {"kind": "By kind", "tag": "By tag", "site": "By call site", "file": "By file"}
 
@@ -57,7 +58,7 @@ def report(capture: Capture, rows: int) -> Iterable[str | Table]:
             for g in found[:rows]:
                 sizes = (f"{n:,}" for n in (g.peak, g.at_peak, g.nbytes, g.count, g.leaked))
                 table.rows.append((*sizes, g.name))
-            table.note = _more(len(found), rows)
+            table.note = more(len(found), rows)
             yield table
         yield entry_table("Biggest", biggest(backend.memory), rows)
         yield entry_table("Peak set", peak_set(backend), rows)
@@ -71,7 +72,7 @@ def backend_line(backend: BackendCapture) -> str:
 
 def entry_table(title: str, entries: list[Entry], rows: int) -> Table:
     """A row a record: bytes, sequence number, kind, tag, call site."""
-    table = Table(title, ("bytes", "seq", "kind", "tag", "site"), note=_more(len(entries), rows))
+    table = Table(title, ("bytes", "seq", "kind", "tag", "site"), note=more(len(entries), rows))
     table.rows = [(f"{e.nbytes:,}", str(e.seq), e.kind, e.label, e.site) for e in entries[:rows]]
     return table
 
@@ -91,14 +92,8 @@ def print_tables(parts: Iterable[str | Table], file: TextIO | None = None) -> No
 
 def _plain(table: Table) -> str:
     cells = [table.columns, *(list(map(_shown, row)) for row in table.rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    lines = ["", table.title]
-    for row in cells:
-        padded = (
-            cell.ljust(width) if name in table.left else cell.rjust(width)
-            for name, cell, width in zip(table.columns, row, widths, strict=True)
-        )
-        lines.append("  ".join(padded).rstrip())
+    left = [i for i, name in enumerate(table.columns) if name in table.left]
+    lines = ["", table.title, *aligned(cells, left)]
     return "\n".join(lines + ([table.note] if table.note else []))
 
 
@@ -136,5 +131,6 @@ def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _more(found: int, rows: int) -> str:
+def more(found: int, rows: int) -> str:
+    """What to say below a table of the first ``rows`` of what was found."""
     return f"... and {found - rows:,} more" if found > rows else ""

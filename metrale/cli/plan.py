@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """``metrale plan``: what a model file takes of a GPU, as a table or as JSON."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from metrale.cli.json_text import print_json
+from metrale.columns import aligned
 from metrale.formats.gguf import GgufFile
 from metrale.plan import H200_COPY_BANDWIDTH, ModelPlan, model_plan
 
@@ -49,7 +49,7 @@ def _contents(made: ModelPlan) -> list[str]:
             )
             for name, amount in amounts.items()
         ]
-        lines += ["", *_table((title, "tensors", "bytes", "share", ""), rows, left=(0, 4))]
+        lines += ["", *aligned([(title, "tensors", "bytes", "share", ""), *rows], left=(0, 4))]
     if made.other_names:
         lines += ["", f"other: {', '.join(made.other_names)}"]
     return lines
@@ -69,7 +69,7 @@ def _placement(made: ModelPlan) -> list[str]:
     rows.append(("the least that fits", f"{made.least_bytes:,}"))
     rows.append(("weights that may be streamed", f"{made.streamed_bytes:,}"))
     rows.append(("everything resident", f"{made.all_resident_bytes:,}"))
-    lines = _table(("memory", "bytes"), rows)
+    lines = aligned([("memory", "bytes"), *rows], left=(0,))
     if experts:
         shape = f"{experts.layers} layers x {experts.experts_a_layer}"
         line = f"routed experts: {shape}, {experts.slot_bytes:,} bytes a slot"
@@ -91,7 +91,7 @@ def _states(made: ModelPlan) -> list[str]:
         tokens = "-" if state.fixed_values else f"{state.tokens:,}"
         rows.append((state.form, f"{len(state.layers)}", f"{values:,}", tokens, f"{state.nbytes:,}"))
         sources.append(f"{state.form}: from {', '.join(state.keys)}")
-    lines = _table(("state", "layers", "values", "tokens", "bytes"), rows)
+    lines = aligned([("state", "layers", "values", "tokens", "bytes"), *rows], left=(0,))
     return [
         *lines,
         *dict.fromkeys(sources),
@@ -106,7 +106,7 @@ def _workspace(made: ModelPlan) -> list[str]:
     shape = ", ".join(f"{name} {value}" for name, value in work.shape.items())
     rows = [(buffer.name, f"{buffer.nbytes:,}", f"  {buffer.formula}") for buffer in work.buffers]
     title = f"workspace of {work.part}: {shape}; me is max(max_tokens, topk)"
-    return [title, *_table(("buffer", "bytes", "  formula"), rows, left=(0, 2))]
+    return [title, *aligned([("buffer", "bytes", "  formula"), *rows], left=(0, 2))]
 
 
 def _fits(made: ModelPlan) -> list[str]:
@@ -123,7 +123,7 @@ def _fits(made: ModelPlan) -> list[str]:
     if not made.tables:
         header, rows = header[2:], [row[2:] for row in rows]
     title = f"what fits in {made.gpu_memory / GIB:g} GiB"
-    return [title, *_table(header, rows)]
+    return [title, *aligned([header, *rows], left=(0,))]
 
 
 def _token(made: ModelPlan) -> list[str]:
@@ -134,24 +134,11 @@ def _token(made: ModelPlan) -> list[str]:
         source = ", as measured for a copy on an H200"
     floor = f"at least {made.token_seconds * 1e6:,.1f} us a token at {made.bandwidth / TERA:g} TB/s{source}"
     title = f"a decoded token of one sequence, {made.context:,} tokens behind it, all in the GPU's memory"
-    return [title, *_table(("read once", "bytes"), rows), floor]
+    return [title, *aligned([("read once", "bytes"), *rows], left=(0,)), floor]
 
 
 def _notes(made: ModelPlan) -> list[str]:
     return [f"note: {note}" for note in made.notes]
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Aligned columns, those of ``left`` to the left."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
 
 
 def _amount(nbytes: int) -> str:

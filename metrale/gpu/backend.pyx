@@ -334,20 +334,21 @@ cdef class GpuBackend(Checks):
         give back their own. Refused while a stream is captured. If the driver fails, the first failure is raised once
         all has been tried.
         """
+        cdef Allocation a
         cdef list left, errors = []
         self.check_open()
         left = [a for a in self.ledger.left() if a.owner is None]
         for stream in [self.stream0, *self.ledger.live_streams]:
             self.check_waitable(stream, "sweep_unreleased")
             self.driver_synchronize(stream)
-        for a in list(left):
+        for a in left:
             if a.kind == "graph":
                 try:
                     self.destroy_graph(a.ptr)
+                    a.leaked = True
                 except MetraleError as error:
                     errors.append(error)
-                    left.remove(a)
-        self.release_left(left, errors)
+        self.release_left([a for a in left if a.kind != "graph"], errors)
         if errors:
             raise errors[0]
         return left

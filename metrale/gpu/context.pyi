@@ -3,6 +3,9 @@ from typing_extensions import disjoint_base
 
 from metrale.gpu.backend import GpuBackend
 
+CHUNK: int
+SHARED_MOST: int
+
 @disjoint_base
 class CudaContext(GpuBackend):
     @property

@@ -29,9 +29,11 @@ cdef extern from *:
 cdef extern from "sched.h" nogil:
     int sched_yield()
 
-cdef enum:
+cpdef enum:
     CHUNK = 2 << 20                # bytes: what the driver gives memory in
     SHARED_MOST = 1 << 20          # bytes of an allocation that shares a chunk with others
+
+cdef enum:
     SHARED_STEP = 512              # bytes: what such an allocation is rounded up to
     SPIN_NS = 20_000_000           # a wait that is longer than this can spare the time of a sleep
     SIGNALS_NS = 50_000_000        # between looks for Ctrl-C, which take the GIL from others

@@ -126,7 +126,7 @@ cdef class Core(Driver):
                 elif a.kind == "event":
                     self.ledger.remove_handle(a.ptr, "event")
                     self.driver_destroy_event(a.ptr)
-                elif a.kind != "graph":
+                else:
                     self.ledger.remove(a)
                     self.driver_free(a.ptr, a.kind)
             except MetraleError as error:

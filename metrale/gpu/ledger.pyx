@@ -339,7 +339,7 @@ cdef class Scope:
         """What began in the scope and is live, oldest first."""
         if self._left is not None:
             return list(self._left)
-        return [a for a in self.ledger.left() if a.seq > self.began - 1] if self.began else []
+        return [a for a in self.ledger.left() if a.seq >= self.began] if self.began else []
 
     def report(self):
         """A line of totals, and a line for each thing that leaked: bytes, tag, call site."""

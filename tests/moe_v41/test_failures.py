@@ -26,19 +26,24 @@ def forever(request):
     return request.param
 
 
+def made_to_fail(failing, n, forever, work):
+    """Whether the ``n``-th driver call of ``work()`` was made to fail: there is one, and what it raises says so."""
+    failing.failed.clear()
+    failing.fail(n=n, forever=forever, error=ERROR)
+    try:
+        work()
+    except MetraleError as error:
+        assert "made to fail" in str(error)
+    failing.heal()
+    return bool(failing.failed)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_after_a_step_that_failed_the_next_gives_the_right_bits(failing, step, forever):
     with running(failing, 0) as (moe, _), failing.upload(X) as x:
         right = forward(failing, moe, 0, X)
         for n in itertools.count(1):
-            failing.failed.clear()
-            failing.fail(n=n, forever=forever, error=ERROR)
-            try:
-                moe.forward(0, x, **STEPS[step])
-            except MetraleError as error:
-                assert "made to fail" in str(error)
-            failing.heal()
-            if not failing.failed:
+            if not made_to_fail(failing, n, forever, lambda: moe.forward(0, x, **STEPS[step])):
                 break
             np.testing.assert_array_equal(forward(failing, moe, 0, X, **STEPS[step]), right)
 
@@ -46,20 +51,16 @@ def test_after_a_step_that_failed_the_next_gives_the_right_bits(failing, step, f
 def test_after_a_capture_of_a_step_that_failed_the_next_capture_gives_the_right_bits(failing, forever):
     with running(failing, 0) as (moe, _), failing.upload(X) as x:
         right = forward(failing, moe, 0, X)
-        for n in itertools.count(1):
-            failing.failed.clear()
-            failing.fail(n=n, forever=forever, error=ERROR)
-            try:
-                with Graph(failing) as graph:
-                    moe.forward(0, x)
-            except MetraleError as error:
-                assert "made to fail" in str(error)
-            failing.heal()
-            if not failing.failed:
-                graph.free()
-                break
+
+        def capture():
             with Graph(failing) as graph:
                 moe.forward(0, x)
+            return graph
+
+        for n in itertools.count(1):
+            if not made_to_fail(failing, n, forever, lambda: capture().free()):
+                break
+            graph = capture()
             out = np.empty_like(right)
             failing.memset(moe.out_ptr(), 0xFF, out.nbytes)
             graph.launch()
