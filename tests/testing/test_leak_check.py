@@ -32,8 +32,10 @@ KEPT = []
 
 
 @pytest.fixture
-def session(pytester):
+def session(pytester, monkeypatch):
     """``session(source)``: the result of a test session on a file ``test_it.py`` of that source."""
+    for name in ("CI", "BUILD_NUMBER"):  # either makes pytest say each failure again in its summary, whole
+        monkeypatch.delenv(name, raising=False)
 
     def run(source, conftest=CONFTEST, warnings="error"):
         pytester.makeconftest(conftest)
