@@ -55,8 +55,9 @@ class DriverAccount:
     """Follows what a device's memory goes to, for the growth that no allocator knows of.
 
     ``with account.step("load the tokenizer"):`` makes what grows in the block beyond known allocations a line of its
-    own: code that a library loads with its first kernels, or its workspaces. ``explain()`` gives the lines. Refuses a
-    backend other than CUDA's.
+    own: code that a library loads with its first kernels, or its workspaces. ``explain()`` gives the lines. Make it
+    right after the backend: what other processes grow by in between goes off the context's line. Refuses a backend
+    other than CUDA's.
     """
 
     gpu: CudaBackend

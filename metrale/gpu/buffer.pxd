@@ -13,6 +13,7 @@ cdef class OwnedMemory:
 
     cdef int take(self, Core gpu, object nbytes, str kind, object tag) except -1
     cdef uint64_t address(self) except 0
+    cdef bint is_used(self) except -1
 
 
 cdef class DeviceBuffer(OwnedMemory):

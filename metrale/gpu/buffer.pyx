@@ -33,19 +33,26 @@ cdef class OwnedMemory:
             raise MetraleError(f"the {type(self).__name__} has been freed")
         return self.allocation.ptr
 
+    cdef bint is_used(self) except -1:
+        """Whether others use the memory: views of it, DLPack and copies that are not done."""
+        cdef Core gpu = self.gpu
+        if self.allocation is None or self.allocation.freed_at is not None or not gpu.serving:
+            return False
+        if self.exports > 0:
+            gpu.let_go(False)
+        return self.exports > 0
+
     def free(self):
         """Free the memory. A second call does nothing; so does one after the backend's ``close()``, which has freed
         it, and one in a forked child, whose parent still has it. Refused while others use the memory: what views of
-        it, DLPack and copies that are not done have been given."""
+        it, DLPack and copies that are not done have been given. A ``with`` block that ends in an error leaves it to them."""
         cdef Allocation allocation = self.allocation
         cdef Core gpu = self.gpu
         if allocation is None:
             return
-        if gpu.serving and allocation.freed_at is None and self.exports > 0:
-            gpu.let_go(False)
-            if self.exports > 0:
-                raise MetraleError(f"{self!r} is exported {self.exports} times: it is freed once the views, DLPack "
-                                   "tensors and copies that use it are done")
+        if self.is_used():
+            raise MetraleError(f"{self!r} is exported {self.exports} times: it is freed once the views, DLPack "
+                               "tensors and copies that use it are done")
         self.allocation = None
         if gpu.serving:
             try:
@@ -59,8 +66,10 @@ cdef class OwnedMemory:
         self.address()
         return self
 
-    def __exit__(self, *exc):
-        self.free()
+    def __exit__(self, kind, error, traceback):
+        # What uses it holds a reference, so after an error the last one frees it: a refusal would hide the error.
+        if kind is None or not self.is_used():
+            self.free()
 
     def __del__(self):
         if self.allocation is not None and not is_finalizing():

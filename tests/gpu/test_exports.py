@@ -188,6 +188,23 @@ def test_a_pinned_buffer_is_not_freed_under_a_view(device):
     assert device.live_alloc_count == 0
 
 
+def test_an_error_is_not_hidden_by_the_views_of_the_memory_that_it_leaves(device):
+    with pytest.raises(KeyError), device.pinned_buffer(16) as pinned:
+        view = memoryview(pinned)
+        raise KeyError
+    assert device.live_alloc_count == 1
+    view.release()
+    del pinned, view
+    gc.collect()
+    assert device.live_alloc_count == 0
+
+
+def test_without_an_error_a_view_that_is_left_is_refused(device):
+    with pytest.raises(MetraleError, match="is exported 1 times"), device.pinned_buffer(16) as pinned:  # noqa: PT012
+        view = memoryview(pinned)
+    view.release()
+
+
 def test_a_view_keeps_its_pinned_buffer(device):
     view = np.frombuffer(device.pinned_buffer(16), np.uint8)
     gc.collect()

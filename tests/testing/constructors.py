@@ -43,9 +43,10 @@ class Several:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
-        if kind is not None:
-            self.free()
+    def __exit__(self, kind, *error):
+        while kind is not None and self.parts:
+            part = self.parts.pop()
+            part.__exit__(kind, *error) if hasattr(part, "__exit__") else part.free()
 
 
 def free(gpu, thing):
