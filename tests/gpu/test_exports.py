@@ -200,7 +200,7 @@ def test_an_error_is_not_hidden_by_the_views_of_the_memory_that_it_leaves(device
 
 
 def test_without_an_error_a_view_that_is_left_is_refused(device):
-    with pytest.raises(MetraleError, match="is exported 1 times"), device.pinned_buffer(16) as pinned:  # noqa: PT012
+    with pytest.raises(MetraleError, match="is exported 1 times"), device.pinned_buffer(16) as pinned:
         view = memoryview(pinned)
     view.release()
 
