@@ -45,7 +45,8 @@ cdef class OwnedMemory:
     def free(self):
         """Free the memory. A second call does nothing; so does one after the backend's ``close()``, which has freed
         it, and one in a forked child, whose parent still has it. Refused while others use the memory: what views of
-        it, DLPack and copies that are not done have been given. A ``with`` block that ends in an error leaves it to them."""
+        it, DLPack and copies that are not done have been given. A ``with`` block that ends in an error leaves it to
+        them."""
         cdef Allocation allocation = self.allocation
         cdef Core gpu = self.gpu
         if allocation is None:
