@@ -67,7 +67,7 @@ cdef class OwnedMemory:
         self.address()
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind, *exc):
         # What uses it holds a reference, so after an error the last one frees it: a refusal would hide the error.
         if kind is None or not self.is_used():
             self.free()
