@@ -116,7 +116,70 @@ __device__ __forceinline__ RouteCandidate best_of_warp(RouteCandidate best) {
     return best;
 }
 
-// One token's selection, with the arithmetic of common/route.cuh. Grid 1, block 256.
+// What a lane knows of a token's selection: pick `lane`, its weight, its place in the plan and its slot.
+struct RouteLane {
+    float weight;
+    uint32_t place;
+    int32_t slot;
+};
+
+// One token's selection by one block, with the arithmetic of common/route.cuh; fills the header. True for the
+// threads that hold a pick.
+__device__ __forceinline__ bool route_token(const float* __restrict__ logits, const float* __restrict__ bias,
+                                            uint32_t n_routed, uint32_t topk, float gate_temp,
+                                            float route_scale, uint32_t norm_topk,
+                                            const int32_t* __restrict__ slot_of, uint32_t* __restrict__ hdr,
+                                            RouteLane& mine) {
+    __shared__ float score[ROUTE_MAX_EXPERTS], key[ROUTE_MAX_EXPERTS];
+    for (uint32_t id = threadIdx.x; id < n_routed; id += blockDim.x) {
+        score[id] = route_score(logits[id], gate_temp);
+        key[id] = score[id] + (bias ? bias[id] : 0.0f);
+    }
+    __syncthreads();
+    if (threadIdx.x >= WARP)
+        return false;
+
+    // One warp selects; lane i keeps pick i.
+    const uint32_t lane = threadIdx.x;
+    bool finite = true;
+    for (uint32_t id = lane; id < n_routed; id += WARP)
+        finite = finite && is_finite(key[id]);
+    finite = __all_sync(FULL_WARP, finite);
+
+    uint32_t pick = 0;
+    if (finite) {
+        RouteCandidate candidate = best_of_lane(key, n_routed);
+        for (uint32_t i = 0; i < topk; ++i) {
+            const RouteCandidate best = best_of_warp(candidate);
+            if (lane == i)
+                pick = best.id;
+            if (lane == best.id % WARP) {
+                key[best.id] = route_none().key;
+                candidate = best_of_lane(key, n_routed);
+            }
+        }
+    }
+    const float pick_score = finite ? score[pick] : 0.0f;
+    float sum = 0.0f;
+    mine.place = finite ? 0 : lane;
+    for (uint32_t i = 0; i < topk; ++i) {
+        sum += __shfl_sync(FULL_WARP, pick_score, i);
+        mine.place += finite && __shfl_sync(FULL_WARP, pick, i) < pick;
+    }
+    mine.slot = finite ? slot_of[pick] : -1;
+    mine.weight = finite ? route_weight(pick_score, sum, route_scale, norm_topk != 0) : 0.0f;
+    const bool missing = __any_sync(FULL_WARP, lane < topk && mine.slot < 0);
+    if (lane == 0)
+        hdr[0] = !finite ? ROUTE_NOT_FINITE : missing ? ROUTE_NOT_RESIDENT : 0;
+    if (lane >= topk)
+        return false;
+    hdr[1 + lane] = finite ? pick : ROUTE_NO_PICK;
+    hdr[1 + topk + lane] = bits_from_float(mine.weight);
+    hdr[1 + 2 * topk + mine.place] = static_cast<uint32_t>(mine.slot);
+    return true;
+}
+
+// One token's selection. Grid 1, block 256.
 //     logits, bias f32 [n_routed] (bias may be null); slot_of i32 [n_routed], -1 for an expert without a slot
 //     hdr u32 [1 + 3 * topk] = flags, picks, weights (both best first), the plan's slots
 //     plan_w f32 [topk]; plan_rows u32 [topk] = 0; ptrs u64 [3, topk], addresses of gate, up and down blocks
@@ -129,59 +192,48 @@ moe_v41_route_select(const float* __restrict__ logits, const float* __restrict__
                      uint64_t gate_off, uint64_t up_off, uint64_t down_off, uint32_t* __restrict__ hdr,
                      float* __restrict__ plan_w, uint32_t* __restrict__ plan_rows,
                      uint64_t* __restrict__ ptrs) {
-    __shared__ float score[ROUTE_MAX_EXPERTS], key[ROUTE_MAX_EXPERTS];
-    for (uint32_t id = threadIdx.x; id < n_routed; id += blockDim.x) {
-        score[id] = route_score(logits[id], gate_temp);
-        key[id] = score[id] + (bias ? bias[id] : 0.0f);
-    }
-    __syncthreads();
-    if (threadIdx.x >= WARP)
+    RouteLane mine;
+    if (!route_token(logits, bias, n_routed, topk, gate_temp, route_scale, norm_topk, slot_of, hdr, mine))
         return;
+    const uint64_t block = arena_base + (mine.slot < 0 ? 0 : static_cast<uint64_t>(mine.slot)) * slot_bytes;
+    plan_w[mine.place] = mine.weight;
+    plan_rows[mine.place] = 0;
+    ptrs[mine.place] = block + gate_off;
+    ptrs[topk + mine.place] = block + up_off;
+    ptrs[2 * topk + mine.place] = block + down_off;
+}
 
-    // One warp selects; lane i keeps pick i.
-    const uint32_t lane = threadIdx.x;
-    bool finite = true;
-    for (uint32_t id = lane; id < n_routed; id += WARP)
-        finite = finite && is_finite(key[id]);
-    finite = __all_sync(FULL_WARP, finite);
+// The selections of many tokens: logits f32 [tokens, n_routed] -> hdr u32 [tokens, 1 + 3 * topk]. Grid
+// tokens, block 256.
+extern "C" __global__ void moe_v41_route_select_tokens(const float* __restrict__ logits,
+                                                       const float* __restrict__ METRALE_NULLABLE bias,
+                                                       uint32_t n_routed, uint32_t topk, float gate_temp,
+                                                       float route_scale, uint32_t norm_topk,
+                                                       const int32_t* __restrict__ slot_of,
+                                                       uint32_t* __restrict__ hdr) {
+    RouteLane mine;
+    route_token(logits + static_cast<uint64_t>(blockIdx.x) * n_routed, bias, n_routed, topk, gate_temp,
+                route_scale, norm_topk, slot_of, hdr + static_cast<uint64_t>(blockIdx.x) * (1 + 3 * topk),
+                mine);
+}
 
-    uint32_t pick = 0;
-    if (finite) {
-        RouteCandidate mine = best_of_lane(key, n_routed);
-        for (uint32_t i = 0; i < topk; ++i) {
-            const RouteCandidate best = best_of_warp(mine);
-            if (lane == i)
-                pick = best.id;
-            if (lane == best.id % WARP) {
-                key[best.id] = route_none().key;
-                mine = best_of_lane(key, n_routed);
-            }
-        }
-    }
-    const float pick_score = finite ? score[pick] : 0.0f;
-    float sum = 0.0f;
-    uint32_t place = finite ? 0 : lane; // in the plan
-    for (uint32_t i = 0; i < topk; ++i) {
-        sum += __shfl_sync(FULL_WARP, pick_score, i);
-        place += finite && __shfl_sync(FULL_WARP, pick, i) < pick;
-    }
-    const int32_t slot = finite ? slot_of[pick] : -1;
-    const bool missing = __any_sync(FULL_WARP, lane < topk && slot < 0);
-    if (lane == 0)
-        hdr[0] = !finite ? ROUTE_NOT_FINITE : missing ? ROUTE_NOT_RESIDENT : 0;
-    if (lane >= topk)
-        return;
+// out bf16 [n_rows, dim] = the rows of x bf16 [., dim] that `rows` lists. Grid (ceil(dim / 2048), n_rows),
+// block 256.
+extern "C" __global__ void moe_v41_gather_rows(const __nv_bfloat16* __restrict__ x,
+                                               const uint32_t* __restrict__ rows,
+                                               __nv_bfloat16* __restrict__ out, uint32_t dim) {
+    const uint32_t i = first_of_eight();
+    if (i < dim)
+        store8(out + static_cast<uint64_t>(blockIdx.y) * dim, i, dim,
+               load8(x + static_cast<uint64_t>(rows[blockIdx.y]) * dim, i, dim));
+}
 
-    const float weight = finite ? route_weight(pick_score, sum, route_scale, norm_topk != 0) : 0.0f;
-    const uint64_t block = arena_base + (slot < 0 ? 0 : static_cast<uint64_t>(slot)) * slot_bytes;
-    hdr[1 + lane] = finite ? pick : 0xffffffffu;
-    hdr[1 + topk + lane] = bits_from_float(weight);
-    hdr[1 + 2 * topk + place] = static_cast<uint32_t>(slot);
-    plan_w[place] = weight;
-    plan_rows[place] = 0;
-    ptrs[place] = block + gate_off;
-    ptrs[topk + place] = block + up_off;
-    ptrs[2 * topk + place] = block + down_off;
+// acc f32 [., dim]: row rows[r] += src bf16 [n_rows, dim], row r; no row twice. Grid (ceil(dim / 2048),
+// n_rows), block 256.
+extern "C" __global__ void moe_v41_scatter_add(float* __restrict__ acc, const __nv_bfloat16* __restrict__ src,
+                                               const uint32_t* __restrict__ rows, uint32_t dim) {
+    add_rows(acc + static_cast<uint64_t>(rows[blockIdx.y]) * dim,
+             src + static_cast<uint64_t>(blockIdx.y) * dim, 1, dim);
 }
 
 // table i32 [layers, n_routed]: table[layer, expert] = slot for triples i32 [n, 3] of (layer, expert, slot),

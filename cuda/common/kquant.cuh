@@ -95,11 +95,19 @@ struct Q3K {
                 f32_from_f16(load_u16(block + 108))};
     }
 
-    static __device__ __forceinline__ QuantPart part(const Share& share, int s) {
-        const uint32_t q = (share.q >> 2 * s & 0x03030303u) | (share.high >> s & 0x01010101u) << 2;
+    // The four weights' q + 4, and their scale.
+    static __device__ __forceinline__ uint32_t raised(const Share& share, int s) {
+        return (share.q >> 2 * s & 0x03030303u) | (share.high >> s & 0x01010101u) << 2;
+    }
+
+    static __device__ __forceinline__ int scale(const Share& share, int s) {
         const uint32_t low = share.low_scales[s / 2] >> 16 * (s % 2) & 15;
         const uint32_t high = share.high_scales >> (16 * (s % 2) + 2 * (s / 2)) & 3;
-        return {subtract_bytes(q, 4), static_cast<int>(low | high << 4) - 32, 0};
+        return static_cast<int>(low | high << 4) - 32;
+    }
+
+    static __device__ __forceinline__ QuantPart part(const Share& share, int s) {
+        return {subtract_bytes(raised(share, s), 4), scale(share, s), 0};
     }
 };
 

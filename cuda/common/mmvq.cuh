@@ -19,12 +19,25 @@ __device__ __forceinline__ void store_result(float* p, float x) { *p = x; }
 
 __device__ __forceinline__ void store_result(__nv_bfloat16* p, float x) { *p = __float2bfloat16_rn(x); }
 
-// acc[m] += the lane's share of sum(row[k] * y[m, k]).
-template <class Format, int M>
+// Rows 0 .. of y, or those that `rows` lists.
+struct RowsInOrder {
+    __device__ __forceinline__ uint32_t operator()(uint32_t m) const { return m; }
+};
+
+struct RowsListed {
+    const uint32_t* rows;
+    __device__ __forceinline__ uint32_t operator()(uint32_t m) const { return rows[m]; }
+};
+
+// acc[m] += the lane's share of sum(row[k] * y[row_of(m), k]).
+template <class Format, int M, class RowOf>
 __device__ __forceinline__ void mmvq_row(const uint8_t* __restrict__ row, const uint8_t* __restrict__ y,
-                                         uint32_t K, float (&acc)[M]) {
+                                         uint32_t K, RowOf row_of, float (&acc)[M]) {
     const uint32_t lane = threadIdx.x % WARP, w = lane % KQUANT_THREADS;
-    const uint32_t y_stride = K / Q8_1_VALUES * Q8_1_BYTES;
+    const uint8_t* y_row[M];
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+        y_row[m] = y + static_cast<uint64_t>(row_of(m)) * (K / Q8_1_VALUES * Q8_1_BYTES);
 #pragma unroll(M <= 2 ? 2 : 1) // more loads in flight
     for (uint32_t b = lane / KQUANT_THREADS; b < K / KQUANT_VALUES; b += WARP / KQUANT_THREADS) {
         const typename Format::Share share = Format::load(row + static_cast<uint64_t>(b) * Format::BYTES, w);
@@ -32,9 +45,10 @@ __device__ __forceinline__ void mmvq_row(const uint8_t* __restrict__ row, const 
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
             const QuantPart part = Format::part(share, s);
-            const uint8_t* block = y + (b * KQUANT_VALUES + kquant_first(w, s)) / Q8_1_VALUES * Q8_1_BYTES;
+            const uint32_t at = (b * KQUANT_VALUES + kquant_first(w, s)) / Q8_1_VALUES * Q8_1_BYTES;
 #pragma unroll
-            for (int m = 0; m < M; ++m, block += y_stride) {
+            for (int m = 0; m < M; ++m) {
+                const uint8_t* block = y_row[m] + at;
                 const int q8 = q8_1_ints(block, w % 8);
                 const float d8 = q8_1_scale(block);
                 const int dot = __dp4a(static_cast<int>(part.q), q8, 0);
@@ -55,9 +69,10 @@ __device__ __forceinline__ void mmvq_row(const uint8_t* __restrict__ row, const 
 }
 
 // Block x of the grid does the rows x * WARPS .. + WARPS - 1.
-template <class Format, int WARPS, class Out>
+template <class Format, int WARPS, class Out, class RowOf = RowsInOrder>
 __device__ __forceinline__ void mmvq(const uint8_t* __restrict__ W, const uint8_t* __restrict__ y,
-                                     Out* __restrict__ out, uint32_t K, uint32_t N, uint32_t M) {
+                                     Out* __restrict__ out, uint32_t K, uint32_t N, uint32_t M,
+                                     RowOf row_of = {}) {
     const uint32_t n = blockIdx.x * WARPS + threadIdx.x / WARP;
     if (n >= N)
         return;
@@ -65,7 +80,7 @@ __device__ __forceinline__ void mmvq(const uint8_t* __restrict__ W, const uint8_
     with_rows(M, [&](auto rows) {
         constexpr int ROWS = decltype(rows)::value;
         float acc[ROWS] = {};
-        mmvq_row<Format>(row, y, K, acc);
+        mmvq_row<Format>(row, y, K, row_of, acc);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
             const float sum = warp_sum(acc[m]);

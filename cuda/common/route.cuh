@@ -15,6 +15,8 @@ namespace metrale {
 constexpr uint32_t ROUTE_MAX_EXPERTS = 1024;
 constexpr uint32_t ROUTE_MAX_PICKS = 32;
 
+constexpr uint32_t ROUTE_NO_PICK = 0xffffffffu; // where nothing was selected
+
 // Bits of the flag word.
 constexpr uint32_t ROUTE_NOT_RESIDENT = 1; // a pick has no slot
 constexpr uint32_t ROUTE_NOT_FINITE = 2;   // a logit (or a bias) is NaN or infinite: nothing was selected

@@ -23,24 +23,36 @@ namespace {
 
 constexpr unsigned kM = 16, kN = 8;
 
-struct Bf16 {
+struct Halves {
     static constexpr unsigned k = 16, per_word = 2;
     using Accumulator = float;
     using Product = double;
-    static float decode(uint32_t word, unsigned i) {
+    static float add(float c, double sum) { return static_cast<float>(c + sum); }
+};
+
+struct Bf16 : Halves {
+    static float a(uint32_t word, unsigned i) {
         const uint32_t bits = word >> 16 * i << 16;
         float value;
         std::memcpy(&value, &bits, sizeof value);
         return value;
     }
-    static float add(float c, double sum) { return static_cast<float>(c + sum); }
+    static float b(uint32_t word, unsigned i) { return a(word, i); }
 };
 
-struct S8 {
+struct F16 : Halves {
+    static float a(uint32_t word, unsigned i) {
+        return __half2float(__ushort_as_half(static_cast<uint16_t>(word >> 16 * i)));
+    }
+    static float b(uint32_t word, unsigned i) { return a(word, i); }
+};
+
+struct U8S8 {
     static constexpr unsigned k = 32, per_word = 4;
     using Accumulator = int;
     using Product = int;
-    static int decode(uint32_t word, unsigned i) { return static_cast<int8_t>(word >> 8 * i); }
+    static int a(uint32_t word, unsigned i) { return static_cast<uint8_t>(word >> 8 * i); }
+    static int b(uint32_t word, unsigned i) { return static_cast<int8_t>(word >> 8 * i); }
     static int add(int c, int sum) {
         return static_cast<int>(static_cast<unsigned>(c) + static_cast<unsigned>(sum));
     }
@@ -64,9 +76,9 @@ void combine_mma(Lanes& lanes, unsigned) {
         for (unsigned i = 0; i < per_word; ++i)
             for (unsigned half = 0; half < 2; ++half) {
                 const unsigned at = first + i + half * k / 2;
-                a[group][at] = Format::decode(words.a[2 * half], i);
-                a[group + 8][at] = Format::decode(words.a[2 * half + 1], i);
-                b[at][group] = Format::decode(words.b[half], i);
+                a[group][at] = Format::a(words.a[2 * half], i);
+                a[group + 8][at] = Format::a(words.a[2 * half + 1], i);
+                b[at][group] = Format::b(words.b[half], i);
             }
     }
     for (unsigned row = 0; row < kM; ++row)
@@ -83,6 +95,7 @@ void combine_mma(Lanes& lanes, unsigned) {
 } // namespace
 
 void combine_mma_bf16(Lanes& lanes, unsigned mask) { combine_mma<Bf16>(lanes, mask); }
-void combine_mma_s8(Lanes& lanes, unsigned mask) { combine_mma<S8>(lanes, mask); }
+void combine_mma_f16(Lanes& lanes, unsigned mask) { combine_mma<F16>(lanes, mask); }
+void combine_mma_u8s8(Lanes& lanes, unsigned mask) { combine_mma<U8S8>(lanes, mask); }
 
 } // namespace metrale::host

@@ -3,23 +3,34 @@
 
 A launcher refuses kernels of other names than it launches, and pointers that are not aligned to what lies there:
 2 bytes for bf16, 4 for f32, 8 for addresses, or as it says. From Cython, ``cimport`` the ``c_`` functions of
-``metrale.ops.dense``, ``kquant``, ``moe`` and ``conv1d``: the same launches on plain integers.
+``metrale.ops.dense``, ``kquant``, ``mmq``, ``moe``, ``grouped`` and ``conv1d``: the same launches on plain integers.
 """
 
 from metrale.ops.conv1d import conv1d_update_chunk2
 from metrale.ops.dense import dense_gemv
+from metrale.ops.grouped import (
+    kquant_mmq_grouped,
+    kquant_mmvq_grouped,
+    moe_grouped_combine,
+    moe_grouped_rows,
+    moe_grouped_tiles,
+)
 from metrale.ops.kquant import (
     kquant_mmvq_experts_w,
     kquant_mmvq_w,
     kquant_q8_1_rows_bf16,
     kquant_swiglu_q8_1_rows_bf16,
 )
+from metrale.ops.mmq import kquant_mmq128, metrale_q8_1_quantize_bf16
 from metrale.ops.moe import (
     moe_v41_accumulate,
     moe_v41_finish,
+    moe_v41_gather_rows,
     moe_v41_route_select,
+    moe_v41_route_select_tokens,
     moe_v41_router_gemv_f32out,
     moe_v41_router_gemv_f32out_products,
+    moe_v41_scatter_add,
     moe_v41_slot_table_set,
     moe_v41_sum_rows,
     moe_v41_swiglu,
@@ -28,15 +39,25 @@ from metrale.ops.moe import (
 __all__ = [
     "conv1d_update_chunk2",
     "dense_gemv",
+    "kquant_mmq128",
+    "kquant_mmq_grouped",
     "kquant_mmvq_experts_w",
+    "kquant_mmvq_grouped",
     "kquant_mmvq_w",
     "kquant_q8_1_rows_bf16",
     "kquant_swiglu_q8_1_rows_bf16",
+    "metrale_q8_1_quantize_bf16",
+    "moe_grouped_combine",
+    "moe_grouped_rows",
+    "moe_grouped_tiles",
     "moe_v41_accumulate",
     "moe_v41_finish",
+    "moe_v41_gather_rows",
     "moe_v41_route_select",
+    "moe_v41_route_select_tokens",
     "moe_v41_router_gemv_f32out",
     "moe_v41_router_gemv_f32out_products",
+    "moe_v41_scatter_add",
     "moe_v41_slot_table_set",
     "moe_v41_sum_rows",
     "moe_v41_swiglu",

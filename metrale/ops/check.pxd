@@ -44,6 +44,11 @@ cdef inline int at_most(const char* name, uint32_t value, uint32_t limit) except
     return refuse_number(name, value, b"1 to ", limit) if value - 1 >= limit else 0
 
 
+cdef inline int at_least(const char* name, uint32_t value, uint32_t limit) except -1 nogil:
+    """``limit`` or more."""
+    return refuse_number(name, value, b"at least ", limit) if value < limit else 0
+
+
 cdef inline uint32_t ceil_div(uint64_t n, uint32_t step) noexcept nogil:
     """Blocks of ``step`` that cover ``n``; more than fit give a number that no device takes as a grid."""
     cdef uint64_t blocks = (n + step - 1) // step

@@ -25,3 +25,11 @@ cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t lo
                                 uint64_t plan_rows, uint64_t ptrs, uint64_t stream) except -1 nogil
 cdef int c_moe_v41_slot_table_set(GpuBackend gpu, KernelHandle kernel, uint64_t table, uint32_t n_routed,
                                   uint64_t triples, uint32_t n, uint64_t stream) except -1 nogil
+cdef int c_moe_v41_route_select_tokens(GpuBackend gpu, KernelHandle kernel, uint64_t logits, uint64_t bias,
+                                       uint32_t n_routed, uint32_t topk, float gate_temp, float route_scale,
+                                       uint32_t norm_topk, uint64_t slot_of, uint64_t hdr, uint32_t tokens,
+                                       uint64_t stream) except -1 nogil
+cdef int c_moe_v41_gather_rows(GpuBackend gpu, KernelHandle kernel, uint64_t x, uint64_t rows, uint64_t out,
+                               uint32_t n_rows, uint32_t dim, uint64_t stream) except -1 nogil
+cdef int c_moe_v41_scatter_add(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint64_t rows,
+                               uint32_t n_rows, uint32_t dim, uint64_t stream) except -1 nogil

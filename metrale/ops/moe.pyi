@@ -95,3 +95,38 @@ def moe_v41_slot_table_set(
     n: SupportsIndex,
     stream: StreamLike,
 ) -> None: ...
+def moe_v41_route_select_tokens(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    logits: PointerLike,
+    bias: PointerLike,
+    n_routed: SupportsIndex,
+    topk: SupportsIndex,
+    gate_temp: SupportsFloat,
+    route_scale: SupportsFloat,
+    norm_topk: bool,
+    slot_of: PointerLike,
+    hdr: PointerLike,
+    tokens: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...
+def moe_v41_gather_rows(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    x: PointerLike,
+    rows: PointerLike,
+    out: PointerLike,
+    n_rows: SupportsIndex,
+    dim: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...
+def moe_v41_scatter_add(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    acc: PointerLike,
+    src: PointerLike,
+    rows: PointerLike,
+    n_rows: SupportsIndex,
+    dim: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...

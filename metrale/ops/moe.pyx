@@ -219,19 +219,11 @@ cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t lo
                                 uint64_t plan_rows, uint64_t ptrs, uint64_t stream) except -1 nogil:
     cdef Launch l
     kernel_in(kernel, b"moe_v41_route_select")
-    device_ptr(b"logits", logits, 4)
-    nullable_ptr(b"bias", bias, 4)
-    device_ptr(b"slot_of", slot_of, 4)
+    check_route(logits, bias, slot_of, hdr, n_routed, topk, gate_temp)
     device_ptr(b"arena_base", arena_base, 4)
-    device_ptr(b"hdr", hdr, 4)
     device_ptr(b"plan_w", plan_w, 4)
     device_ptr(b"plan_rows", plan_rows, 4)
     device_ptr(b"ptrs", ptrs, 8)
-    at_most(b"n_routed", n_routed, ROUTE_MAX_EXPERTS)
-    at_most(b"topk", topk, min(n_routed, ROUTE_MAX_PICKS))
-    if not gate_temp > 0:
-        with gil:
-            refuse("gate_temp", gate_temp, "more than 0")
     launch_geometry(&l, 1, 1, 1, BLOCK, 1, 1, 0)
     push_ptr(&l, logits)
     push_ptr(&l, bias)
@@ -250,6 +242,118 @@ cdef int c_moe_v41_route_select(GpuBackend gpu, KernelHandle kernel, uint64_t lo
     push_ptr(&l, plan_w)
     push_ptr(&l, plan_rows)
     push_ptr(&l, ptrs)
+    return launch(gpu, kernel, &l, stream)
+
+
+def moe_v41_route_select_tokens(GpuBackend gpu not None, KernelHandle kernel not None, logits, bias, n_routed, topk,
+                                gate_temp, route_scale, norm_topk, slot_of, hdr, tokens, stream):
+    """``moe_v41_route_select`` for many tokens, of which only the headers are written.
+
+    logits f32 ``[tokens, n_routed]``, hdr u32 ``[tokens, 1 + 3 topk]``; the others as there. Refuses what that does, and
+    ``tokens`` of 0.
+    """
+    cdef uint64_t s = gpu.as_stream(stream)
+    cdef uint64_t logits_ = as_ptr(logits, "logits", gpu, s), bias_ = as_ptr(bias, "bias", gpu, s)
+    cdef uint64_t slot_of_ = as_ptr(slot_of, "slot_of", gpu, s), hdr_ = as_ptr(hdr, "hdr", gpu, s)
+    cdef uint32_t n_routed_ = u32("n_routed", n_routed), topk_ = u32("topk", topk), norm_topk_ = 1 if norm_topk else 0
+    cdef uint32_t tokens_ = u32("tokens", tokens)
+    cdef float gate_temp_ = f32("gate_temp", gate_temp), route_scale_ = f32("route_scale", route_scale)
+    with nogil:
+        c_moe_v41_route_select_tokens(gpu, kernel, logits_, bias_, n_routed_, topk_, gate_temp_, route_scale_,
+                                      norm_topk_, slot_of_, hdr_, tokens_, s)
+
+
+cdef int c_moe_v41_route_select_tokens(GpuBackend gpu, KernelHandle kernel, uint64_t logits, uint64_t bias,
+                                       uint32_t n_routed, uint32_t topk, float gate_temp, float route_scale,
+                                       uint32_t norm_topk, uint64_t slot_of, uint64_t hdr, uint32_t tokens,
+                                       uint64_t stream) except -1 nogil:
+    cdef Launch l
+    kernel_in(kernel, b"moe_v41_route_select_tokens")
+    check_route(logits, bias, slot_of, hdr, n_routed, topk, gate_temp)
+    positive(b"tokens", tokens)
+    launch_geometry(&l, tokens, 1, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, logits)
+    push_ptr(&l, bias)
+    push_u32(&l, n_routed)
+    push_u32(&l, topk)
+    push_f32(&l, gate_temp)
+    push_f32(&l, route_scale)
+    push_u32(&l, norm_topk)
+    push_ptr(&l, slot_of)
+    push_ptr(&l, hdr)
+    return launch(gpu, kernel, &l, stream)
+
+
+cdef int check_route(uint64_t logits, uint64_t bias, uint64_t slot_of, uint64_t hdr, uint32_t n_routed, uint32_t topk,
+                     float gate_temp) except -1 nogil:
+    device_ptr(b"logits", logits, 4)
+    nullable_ptr(b"bias", bias, 4)
+    device_ptr(b"slot_of", slot_of, 4)
+    device_ptr(b"hdr", hdr, 4)
+    at_most(b"n_routed", n_routed, ROUTE_MAX_EXPERTS)
+    at_most(b"topk", topk, min(n_routed, ROUTE_MAX_PICKS))
+    if not gate_temp > 0:
+        with gil:
+            refuse("gate_temp", gate_temp, "more than 0")
+    return 0
+
+
+def moe_v41_gather_rows(GpuBackend gpu not None, KernelHandle kernel not None, x, rows, out, n_rows, dim, stream):
+    """``out[r] = x[rows[r]]``: x bf16 ``[., dim]``, rows u32 ``[n_rows]``, out bf16 ``[n_rows, dim]``.
+
+    Refuses ``n_rows`` outside 1..65535, ``dim`` of 0, null pointers. The rows' range is the caller's word.
+    """
+    cdef uint64_t s = gpu.as_stream(stream)
+    cdef uint64_t x_ = as_ptr(x, "x", gpu, s), rows_ = as_ptr(rows, "rows", gpu, s), out_ = as_ptr(out, "out", gpu, s)
+    cdef uint32_t n_rows_ = u32("n_rows", n_rows), dim_ = u32("dim", dim)
+    with nogil:
+        c_moe_v41_gather_rows(gpu, kernel, x_, rows_, out_, n_rows_, dim_, s)
+
+
+cdef int c_moe_v41_gather_rows(GpuBackend gpu, KernelHandle kernel, uint64_t x, uint64_t rows, uint64_t out,
+                               uint32_t n_rows, uint32_t dim, uint64_t stream) except -1 nogil:
+    cdef Launch l
+    kernel_in(kernel, b"moe_v41_gather_rows")
+    device_ptr(b"x", x, 2)
+    device_ptr(b"rows", rows, 4)
+    device_ptr(b"out", out, 2)
+    at_most(b"n_rows", n_rows, MAX_GRID_Y)
+    positive(b"dim", dim)
+    launch_geometry(&l, ceil_div(dim, VALUES_A_BLOCK), n_rows, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, x)
+    push_ptr(&l, rows)
+    push_ptr(&l, out)
+    push_u32(&l, dim)
+    return launch(gpu, kernel, &l, stream)
+
+
+def moe_v41_scatter_add(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, rows, n_rows, dim, stream):
+    """``acc[rows[r]] += src[r]``, in f32: acc f32 ``[., dim]``, src bf16 ``[n_rows, dim]``, rows u32 ``[n_rows]``, distinct.
+
+    Refuses what ``moe_v41_gather_rows`` does. That the rows are distinct, and their range, is the caller's word.
+    """
+    cdef uint64_t s = gpu.as_stream(stream)
+    cdef uint64_t acc_ = as_ptr(acc, "acc", gpu, s), src_ = as_ptr(src, "src", gpu, s)
+    cdef uint64_t rows_ = as_ptr(rows, "rows", gpu, s)
+    cdef uint32_t n_rows_ = u32("n_rows", n_rows), dim_ = u32("dim", dim)
+    with nogil:
+        c_moe_v41_scatter_add(gpu, kernel, acc_, src_, rows_, n_rows_, dim_, s)
+
+
+cdef int c_moe_v41_scatter_add(GpuBackend gpu, KernelHandle kernel, uint64_t acc, uint64_t src, uint64_t rows,
+                               uint32_t n_rows, uint32_t dim, uint64_t stream) except -1 nogil:
+    cdef Launch l
+    kernel_in(kernel, b"moe_v41_scatter_add")
+    device_ptr(b"acc", acc, 4)
+    device_ptr(b"src", src, 2)
+    device_ptr(b"rows", rows, 4)
+    at_most(b"n_rows", n_rows, MAX_GRID_Y)
+    positive(b"dim", dim)
+    launch_geometry(&l, ceil_div(dim, VALUES_A_BLOCK), n_rows, 1, BLOCK, 1, 1, 0)
+    push_ptr(&l, acc)
+    push_ptr(&l, src)
+    push_ptr(&l, rows)
+    push_u32(&l, dim)
     return launch(gpu, kernel, &l, stream)
 
 

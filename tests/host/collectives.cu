@@ -193,10 +193,10 @@ extern "C" __global__ void rounding(const float* in, int* nearest, int* truncate
 }
 
 // a [16, 16], b [8, 16], c and d [16, 8], all row-major; one warp.
-extern "C" __global__ void mma_bf16(const __nv_bfloat16* a, const __nv_bfloat16* b, const float* c,
-                                    float* d) {
+template <class Half, class Mma>
+__device__ void mma_halves(const Half* a, const Half* b, const float* c, float* d, Mma mma) {
     const unsigned group = threadIdx.x / 4, quad = threadIdx.x % 4;
-    const auto pair = [](const __nv_bfloat16* at) { return *reinterpret_cast<const uint32_t*>(at); };
+    const auto pair = [](const Half* at) { return *reinterpret_cast<const uint32_t*>(at); };
     uint32_t x[4], y[2];
     for (unsigned i = 0; i < 4; ++i)
         x[i] = pair(a + (group + 8 * (i & 1)) * 16 + 2 * quad + 8 * (i >> 1));
@@ -205,15 +205,26 @@ extern "C" __global__ void mma_bf16(const __nv_bfloat16* a, const __nv_bfloat16*
     float sum[4];
     for (unsigned i = 0; i < 4; ++i)
         sum[i] = c[(group + 8 * (i >> 1)) * 8 + 2 * quad + (i & 1)];
-    metrale::host::mma_m16n8k16_bf16(sum, x, y, sum);
+    mma(sum, x, y);
     for (unsigned i = 0; i < 4; ++i)
         d[(group + 8 * (i >> 1)) * 8 + 2 * quad + (i & 1)] = sum[i];
 }
 
+extern "C" __global__ void mma_bf16(const __nv_bfloat16* a, const __nv_bfloat16* b, const float* c,
+                                    float* d) {
+    mma_halves(a, b, c, d,
+               [](auto& sum, auto& x, auto& y) { metrale::host::mma_m16n8k16_bf16(sum, x, y, sum); });
+}
+
+extern "C" __global__ void mma_f16(const __half* a, const __half* b, const float* c, float* d) {
+    mma_halves(a, b, c, d,
+               [](auto& sum, auto& x, auto& y) { metrale::host::mma_m16n8k16_f16(sum, x, y, sum); });
+}
+
 // a [16, 32], b [8, 32], c and d [16, 8], all row-major; one warp.
-extern "C" __global__ void mma_s8(const int8_t* a, const int8_t* b, const int* c, int* d) {
+extern "C" __global__ void mma_u8s8(const uint8_t* a, const int8_t* b, const int* c, int* d) {
     const unsigned group = threadIdx.x / 4, quad = threadIdx.x % 4;
-    const auto word = [](const int8_t* at) { return *reinterpret_cast<const uint32_t*>(at); };
+    const auto word = [](const auto* at) { return *reinterpret_cast<const uint32_t*>(at); };
     uint32_t x[4], y[2];
     for (unsigned i = 0; i < 4; ++i)
         x[i] = word(a + (group + 8 * (i & 1)) * 32 + 4 * quad + 16 * (i >> 1));
@@ -222,7 +233,7 @@ extern "C" __global__ void mma_s8(const int8_t* a, const int8_t* b, const int* c
     int sum[4];
     for (unsigned i = 0; i < 4; ++i)
         sum[i] = c[(group + 8 * (i >> 1)) * 8 + 2 * quad + (i & 1)];
-    metrale::host::mma_m16n8k32_s8(sum, x, y, sum);
+    metrale::host::mma_m16n8k32_u8s8(sum, x, y, sum);
     for (unsigned i = 0; i < 4; ++i)
         d[(group + 8 * (i >> 1)) * 8 + 2 * quad + (i & 1)] = sum[i];
 }

@@ -5,7 +5,7 @@ import math
 import operator
 import random
 import struct
-from ctypes import c_double, c_float, c_int, c_int8, c_uint16, c_uint32, c_uint64, sizeof
+from ctypes import c_double, c_float, c_int, c_int8, c_uint8, c_uint16, c_uint32, c_uint64, sizeof
 from functools import reduce
 
 import pytest
@@ -240,12 +240,12 @@ def test_half_precision_functions_that_cuda_lacks_on_a_cpu(library):
     assert list(nearest) == [round(x) for x in a]
 
 
-def test_mma_of_int8_is_exact(library, order):
+def test_mma_of_bytes_is_exact(library, order):
     rng = random.Random(1)
-    a = (c_int8 * (16 * 32))(*(rng.randint(-128, 127) for _ in range(16 * 32)))
+    a = (c_uint8 * (16 * 32))(*(rng.randint(0, 255) for _ in range(16 * 32)))
     b = (c_int8 * (8 * 32))(*(rng.randint(-128, 127) for _ in range(8 * 32)))
     c, d = numbers(c_int, 16 * 8), (c_int * (16 * 8))()
-    library.launch("mma_s8", a, b, c, d, order=order)
+    library.launch("mma_u8s8", a, b, c, d, order=order)
     expected = [
         c[8 * m + n] + sum(a[32 * m + k] * b[32 * n + k] for k in range(32)) for m in range(16) for n in range(8)
     ]
@@ -258,12 +258,19 @@ def bf16(value):
     return struct.unpack("<f", struct.pack("<I", bits << 16))[0], bits
 
 
-def test_mma_of_bf16_rounds_once(library, order):
+def f16(value):
+    """A float that f16 holds, and its bits."""
+    stored = struct.pack("<e", value)
+    return struct.unpack("<e", stored)[0], struct.unpack("<H", stored)[0]
+
+
+@pytest.mark.parametrize("half", [bf16, f16], ids=["bf16", "f16"])
+def test_mma_of_halves_rounds_once(library, order, half):
     rng = random.Random(2)
-    a, a_bits = zip(*(bf16(rng.uniform(-4, 4)) for _ in range(16 * 16)), strict=True)
-    b, b_bits = zip(*(bf16(rng.uniform(-4, 4)) for _ in range(8 * 16)), strict=True)
+    a, a_bits = zip(*(half(rng.uniform(-4, 4)) for _ in range(16 * 16)), strict=True)
+    b, b_bits = zip(*(half(rng.uniform(-4, 4)) for _ in range(8 * 16)), strict=True)
     c, d = (c_float * 128)(*(rng.uniform(-4, 4) for _ in range(128))), (c_float * 128)()
-    library.launch("mma_bf16", (c_uint16 * 256)(*a_bits), (c_uint16 * 128)(*b_bits), c, d, order=order)
+    library.launch(f"mma_{half.__name__}", (c_uint16 * 256)(*a_bits), (c_uint16 * 128)(*b_bits), c, d, order=order)
     exact = [
         math.fsum([c[8 * m + n], *(a[16 * m + k] * b[16 * n + k] for k in range(16))])
         for m in range(16)

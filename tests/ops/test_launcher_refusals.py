@@ -3,6 +3,7 @@
 
 import re
 
+import calls_grouped
 import numpy as np
 import pytest
 
@@ -40,13 +41,15 @@ POINTERS = {
         "plan_rows",
         "ptrs",
     ),
-    *("table", "triples", "arena_base"),
+    *("table", "triples", "arena_base", "rows", "offsets", "tiles", "n_tiles"),
+    *("row_token", "row_weight", "token_rows", "shared"),
 }
 WIDE = {"slot_bytes", "gate_off", "up_off", "down_off"}
 FLOATS = {"limit", "gate_temp", "route_scale"}
 NUMBERS = {
     *("n", "k", "d_inner", "d_conv", "batch_size", "K", "M", "N", "y_stride_bytes", "experts", "warps"),
-    *("rows", "inter", "n_rows", "dim", "n_routed", "topk"),
+    *("rows", "inter", "n_rows", "dim", "n_routed", "topk", "tokens", "first", "last", "tile_rows"),
+    *("blocks_per_row", "y_rows", "out_stride", "out_rows", "max_tiles", "projections"),
 }
 POINTER = "a device pointer that is not null"
 AT_LEAST_1 = "1 or more"
@@ -117,6 +120,7 @@ CALLS = {
         "moe_v41_slot_table_set",
         {"table": "ptr", "n_routed": 8, "triples": "ptr", "n": 2},
     ),
+    **calls_grouped.CALLS,
 }
 # The launchers of several kernels.
 KERNELS = {
@@ -124,6 +128,7 @@ KERNELS = {
     ops.kquant_mmvq_experts_w: [
         f"kquant_mmvq_{kind}_experts_w{warps}" for kind in ("q2_k", "q3_k") for warps in ("2", "", "8")
     ],
+    **calls_grouped.KERNELS,
 }
 OF_256 = "a positive multiple of 256"
 OF_32 = "a positive multiple of 32"
@@ -164,6 +169,7 @@ SIZES = {
         *[("gate_temp", t, "more than 0") for t in (0.0, -1.0, float("nan"))],
     ],
     ops.moe_v41_slot_table_set: [*[("n_routed", n, "1 to 1024") for n in (0, 1025)], ("n", 0, AT_LEAST_1)],
+    **calls_grouped.SIZES,
 }
 
 
@@ -188,7 +194,13 @@ def named(launchers_and_more):
 
 
 def arguments(names):
-    return [(launcher, name) for launcher, (_, _, args) in CALLS.items() for name in args if name in names]
+    """`(launcher, name)` of the arguments of these names. `rows` is a number of some and a pointer of others."""
+    return [
+        (launcher, name)
+        for launcher, (_, _, args) in CALLS.items()
+        for name, valid in args.items()
+        if name in names and (name != "rows" or (names is NUMBERS) == isinstance(valid, int))
+    ]
 
 
 def test_every_launcher_is_here():

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+from typing import SupportsIndex
+
+from metrale.gpu.backend import GpuBackend
+from metrale.gpu.kernel import KernelHandle
+from metrale.gpu.protocols import PointerLike, StreamLike
+
+def moe_grouped_tiles(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    hdr: PointerLike,
+    tokens: SupportsIndex,
+    topk: SupportsIndex,
+    n_routed: SupportsIndex,
+    first: SupportsIndex,
+    last: SupportsIndex,
+    tile_rows: SupportsIndex,
+    offsets: PointerLike,
+    tiles: PointerLike,
+    n_tiles: PointerLike,
+    stream: StreamLike,
+) -> None: ...
+def moe_grouped_rows(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    hdr: PointerLike,
+    tokens: SupportsIndex,
+    topk: SupportsIndex,
+    n_routed: SupportsIndex,
+    offsets: PointerLike,
+    slot_of: PointerLike,
+    arena_base: PointerLike,
+    slot_bytes: SupportsIndex,
+    gate_off: SupportsIndex,
+    up_off: SupportsIndex,
+    down_off: SupportsIndex,
+    row_token: PointerLike,
+    row_weight: PointerLike,
+    token_rows: PointerLike,
+    ptrs: PointerLike,
+    stream: StreamLike,
+) -> None: ...
+def moe_grouped_combine(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    src: PointerLike,
+    token_rows: PointerLike,
+    shared: PointerLike,
+    acc: PointerLike,
+    out: PointerLike,
+    tokens: SupportsIndex,
+    topk: SupportsIndex,
+    dim: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...
+def kquant_mmvq_grouped(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    tables: PointerLike,
+    y: PointerLike,
+    rows: PointerLike,
+    out: PointerLike,
+    tiles: PointerLike,
+    n_tiles: PointerLike,
+    K: SupportsIndex,
+    N: SupportsIndex,
+    n_routed: SupportsIndex,
+    out_rows: SupportsIndex,
+    max_tiles: SupportsIndex,
+    projections: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...
+def kquant_mmq_grouped(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    tables: PointerLike,
+    y: PointerLike,
+    rows: PointerLike,
+    out: PointerLike,
+    tiles: PointerLike,
+    n_tiles: PointerLike,
+    K: SupportsIndex,
+    N: SupportsIndex,
+    n_routed: SupportsIndex,
+    out_rows: SupportsIndex,
+    y_rows: SupportsIndex,
+    max_tiles: SupportsIndex,
+    projections: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...
