@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Benchmarks on the GPU.
 
+    python tools/bench.py arena      experts that are read and copied when they are needed, and those that are there
     python tools/bench.py kernels    every kernel, and the MoE layer for one token, against the bytes they must move
     python tools/bench.py launch     a launch from Python, beside the C driver call and other packages
     python tools/bench.py memory     what the driver says is in use, explained, beside torch and CuPy; the ledger's cost
@@ -26,9 +27,15 @@ from benchmarks.driver_calls import check
 from cuda.bindings import driver
 
 import metrale
-from benchmarks import kernels, launch, memory, startup
+from benchmarks import arena, kernels, launch, memory, startup
 
-BENCHMARKS: dict[str, Any] = {"kernels": kernels, "launch": launch, "memory": memory, "startup": startup}
+BENCHMARKS: dict[str, Any] = {
+    "arena": arena,
+    "kernels": kernels,
+    "launch": launch,
+    "memory": memory,
+    "startup": startup,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

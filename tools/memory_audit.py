@@ -37,7 +37,7 @@ from metrale.formats.kquant import BF16, F32
 from metrale.formats.load import LoadedMoeLayer, upload_moe_layer
 from metrale.formats.synthetic import ArrayTensor, random_moe_layer
 from metrale.gpu import GpuBackend
-from metrale.moe_v41 import MoeV41
+from metrale.moe_v41 import ArrayExperts, ExpertArena, MoeV41, SlotLayout
 from metrale.reference.bf16 import bf16_bits
 
 Shape = Mapping[str, int]
@@ -46,6 +46,8 @@ SMALL = {"dim": 512, "inter": 256, "n_routed": 8, "topk": 3, "max_tokens": 4}
 REAL = {"dim": 5120, "inter": 2304, "n_routed": 384, "topk": 6, "max_tokens": 1}
 LEAST = {"dim": 256, "inter": 256, "n_routed": 2, "topk": 1, "max_tokens": 1}
 """Of a cycle, whose allocations count and not their sizes."""
+STAGING = 2
+"""Experts that the page-locked memory of an ``ExpertArena`` holds."""
 SETTLED = 100
 """Cycles after which a driver has made the chunks that it keeps."""
 SMALLEST = 16
@@ -140,16 +142,52 @@ def moe_weights(shape: Shape) -> MoeLayerSpec:
     )
 
 
+class Arena:
+    """An ``ExpertArena`` of one token's slots over a source of ``n_routed`` experts."""
+
+    ways = ("some are resident", "none is", "some are prefetched")
+
+    def __init__(self, gpu: GpuBackend, source: ArrayExperts, shape: Shape) -> None:
+        self.picks, self.n_routed = shape["topk"], shape["n_routed"]
+        self.arena = ExpertArena(gpu, SlotLayout(shape["dim"], shape["inter"]), self.picks, source, staging=STAGING)
+        self.free = self.arena.free
+
+    def step(self, way: int) -> None:
+        """A token's experts, in way number ``way``."""
+        keys = [(0, (way * self.picks // 2 + n) % self.n_routed) for n in range(self.picks)]
+        if way == 2:
+            self.arena.prefetch(keys)
+        self.arena.fetch(keys)
+        self.arena.release()
+        self.arena.take_changes()
+
+    def formulas(self) -> dict[str, str]:
+        """Of each tag."""
+        slot = "(2 * q2_k_bytes(inter, dim) + q3_k_bytes(dim, inter))"
+        return {"ExpertArena.slots": f"topk * {slot}", "ExpertArena.staging": f"{STAGING} * {slot}"}
+
+
+def arena_source(shape: Shape) -> ArrayExperts:
+    """Experts of zeros, which take no memory until they are written."""
+    layout = SlotLayout(shape["dim"], shape["inter"])
+    sizes = (layout.up_offset, layout.up_offset, layout.slot_bytes - layout.down_offset)
+    gate, up, down = (np.zeros((shape["n_routed"], nbytes), np.uint8) for nbytes in sizes)
+    return ArrayExperts({0: (gate, up, down)})
+
+
 @dataclass(frozen=True)
 class Part:
     """A model part: what makes its weights on the host, what builds it, and the streams and events that it takes."""
 
     weights: Callable[[Shape], Any]
-    build: Callable[[GpuBackend, Any, Shape], Moe]
+    build: Callable[[GpuBackend, Any, Shape], Moe | Arena]
     handles: Mapping[str, int]
 
 
-PARTS = {"MoeV41": Part(moe_weights, Moe, {"stream": 1, "event": 2})}
+PARTS = {
+    "MoeV41": Part(moe_weights, Moe, {"stream": 1, "event": 2}),
+    "ExpertArena": Part(arena_source, Arena, {"stream": 1, "event": 1 + STAGING}),
+}
 
 
 # The audit

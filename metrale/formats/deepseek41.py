@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from metrale.errors import malformed, refuse
-from metrale.formats.gguf import GgufFile
+from metrale.formats.gguf import GgufFile, Tensor
 from metrale.formats.kquant import BF16, F32, Q2_K, Q3_K, QuantType
 
-__all__ = ["MoeLayerSpec", "StoredTensor", "moe_layer_spec"]
+__all__ = ["MoeLayerSpec", "StoredTensor", "expert_tensors", "moe_layer_spec"]
 
 ARCHITECTURE = "deepseek41"
 SCORING_FUNC = "sqrtsoftplus"
@@ -97,6 +97,7 @@ def moe_layer_spec(gguf: GgufFile, layer: int) -> MoeLayerSpec:
         malformed(gguf.path, f"key {_key('expert_used_count')!r}", topk, f"up to the {n_routed} experts")
 
     block = f"blk.{layer}"
+    gate, up, down = _experts(gguf, layer, n_routed, dim, inter)
     return MoeLayerSpec(
         layer=layer,
         dim=dim,
@@ -110,13 +111,33 @@ def moe_layer_spec(gguf: GgufFile, layer: int) -> MoeLayerSpec:
         shared_swiglu_limit=_of_layer(gguf, "swiglu_clamp_shexp", layer),
         router=gguf.tensor(f"{block}.ffn_gate_inp.weight", (BF16,), (n_routed, dim)),
         bias=gguf.tensor(f"{block}.exp_probs_b.bias", (F32,), (n_routed,)),
-        gate=gguf.tensor(f"{block}.ffn_gate_exps.weight", (Q2_K,), (n_routed, inter, dim)),
-        up=gguf.tensor(f"{block}.ffn_up_exps.weight", (Q2_K,), (n_routed, inter, dim)),
-        down=gguf.tensor(f"{block}.ffn_down_exps.weight", (Q3_K,), (n_routed, dim, inter)),
+        gate=gate,
+        up=up,
+        down=down,
         shared_gate=gguf.tensor(f"{block}.ffn_gate_shexp.weight", SHARED_TYPES, (shared_inter, dim)),
         shared_up=gguf.tensor(f"{block}.ffn_up_shexp.weight", SHARED_TYPES, (shared_inter, dim)),
         shared_down=gguf.tensor(f"{block}.ffn_down_shexp.weight", SHARED_TYPES, (dim, shared_inter)),
     )
+
+
+def expert_tensors(gguf: GgufFile) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    """Gate, up and down of the routed experts of each layer that has some, by layer, as in `MoeLayerSpec`.
+
+    A `FormatError` names what is missing or of another type or shape; so does one for a file without such a layer.
+    """
+    _require(gguf, "general.architecture", gguf.scalar("general.architecture", str), ARCHITECTURE)
+    sizes = [_count(gguf, key) for key in ("expert_count", "embedding_length", "expert_feed_forward_length")]
+    layers = [n for n in range(_count(gguf, "block_count")) if f"blk.{n}.ffn_gate_exps.weight" in gguf.tensors]
+    if not layers:
+        malformed(gguf.path, "tensors", "no blk.N.ffn_gate_exps.weight", "a layer with routed experts")
+    return {layer: _experts(gguf, layer, *sizes) for layer in layers}
+
+
+def _experts(gguf: GgufFile, layer: int, n_routed: int, dim: int, inter: int) -> tuple[Tensor, Tensor, Tensor]:
+    def tensor(name: str, kind: QuantType, n: int, k: int) -> Tensor:
+        return gguf.tensor(f"blk.{layer}.ffn_{name}_exps.weight", (kind,), (n_routed, n, k))
+
+    return tensor("gate", Q2_K, inter, dim), tensor("up", Q2_K, inter, dim), tensor("down", Q3_K, dim, inter)
 
 
 def _key(name: str) -> str:

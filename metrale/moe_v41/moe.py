@@ -15,6 +15,7 @@ from metrale.formats.kquant import BF16, Q2_K, Q3_K, kquant_q8_1_rows_bytes
 from metrale.gpu import DevicePtr, GpuBackend, KernelHandle
 from metrale.gpu.owner import Owner
 from metrale.moe_v41._select import NOT_FINITE, NOT_RESIDENT, route_select
+from metrale.moe_v41.arena import ExpertArena
 from metrale.moe_v41.config import (
     BF16_BYTES,
     F32_BYTES,
@@ -25,7 +26,7 @@ from metrale.moe_v41.config import (
     expert_warps,
     integer,
 )
-from metrale.moe_v41.weights import ExpertArena, MoeV41LayerWeights, ResidentMat
+from metrale.moe_v41.weights import MoeV41LayerWeights, ResidentMat
 
 __all__ = ["MoeV41", "RoutedToken"]
 

@@ -2,19 +2,17 @@
 """Weights of a MoE layer in device memory: router, shared expert, routed experts."""
 
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from metrale.errors import MetraleError, refuse
+from metrale.errors import refuse
 from metrale.formats.kquant import BF16, Q2_K, Q3_K, SUPER_BLOCK, QuantType, kquant_weight_bytes
-from metrale.gpu import DevicePtr, GpuBackend
+from metrale.gpu import DevicePtr
 from metrale.gpu.owner import Owner
-from metrale.moe_v41._select import MAX_ROUTED
-from metrale.moe_v41.config import SLOT_TABLE_LAYERS, integer
 
-__all__ = ["ExpertArena", "MoeV41LayerWeights", "ResidentMat", "RouterWeights", "SlotLayout"]
+__all__ = ["MoeV41LayerWeights", "ResidentMat", "RouterWeights", "SlotLayout", "check_bytes"]
 
 MATRIX_KINDS = (BF16, Q2_K, Q3_K)
 
@@ -122,71 +120,14 @@ class SlotLayout:
         return self.down_offset + kquant_weight_bytes(self.dim, self.inter, Q3_K.block_bytes)
 
 
-class ExpertArena:
-    """``n_slots`` expert slots in one device allocation, filled with the experts of any layers and never evicted.
-
-    ``load(layer, expert, gate, up, down)`` takes the next free slot. ``own`` holds the memory, and ``free()`` gives it
-    back, once.
-    """
-
-    def __init__(self, gpu: GpuBackend, layout: SlotLayout, n_slots: int) -> None:
-        if n_slots < 1:
-            refuse("n_slots", n_slots, "1 or more")
-        self.gpu = gpu
-        self.layout = layout
-        self.n_slots = n_slots
-        self._slots: dict[tuple[int, int], int] = {}
-        with Owner(gpu, "ExpertArena") as self.own:
-            self.base = self.own.alloc("slots", n_slots * layout.slot_bytes)
-            # An expert that is not resident stands in as slot 0, which may be free: zeros weigh nothing.
-            gpu.memset(self.base, 0, layout.slot_bytes)
-
-    def load(self, layer: SupportsIndex, expert: SupportsIndex, gate: Any, up: Any, down: Any) -> int:
-        """Copy an expert's raw blocks (contiguous buffers) into a free slot; returns the slot.
-
-        Refuses a layer outside 0..63, an expert outside 0..1023 or there already, blocks of another size, a full arena.
-        """
-        if self.own.freed:
-            raise MetraleError("the ExpertArena has been freed")
-        layer = integer("layer", layer, 0, SLOT_TABLE_LAYERS - 1)
-        expert = integer("expert", expert, 0, MAX_ROUTED - 1)
-        if (layer, expert) in self._slots:
-            refuse("expert", expert, f"an expert of layer {layer} that is not in the arena yet")
-        if len(self._slots) == self.n_slots:
-            raise MetraleError(
-                f"expert arena: all {self.n_slots} slots are taken; layer {layer}, expert {expert} does not fit"
-            )
-        layout, slot = self.layout, len(self._slots)
-        base = self.base.offset(slot * layout.slot_bytes)
-        parts = (
-            ("gate", gate, 0, layout.up_offset),
-            ("up", up, layout.up_offset, layout.up_offset),
-            ("down", down, layout.down_offset, layout.slot_bytes - layout.down_offset),
-        )
-        for name, data, _, nbytes in parts:
-            _check_bytes(name, data, nbytes)
-        for _, data, offset, _ in parts:
-            self.gpu.copy_h2d(data, base.offset(offset))
-        self._slots[layer, expert] = slot
-        return slot
-
-    def slots_of(self, layer: int) -> dict[int, int]:
-        """``{expert: slot}`` of a layer."""
-        return {expert: slot for (at, expert), slot in self._slots.items() if at == layer}
-
-    def free(self) -> None:
-        """Give the device memory back; the arena is empty and of no further use."""
-        self._slots.clear()
-        self.own.free()
-
-
-def _check_bytes(name: str, data: Any, nbytes: int) -> None:
+def check_bytes(name: str, data: Any, nbytes: int) -> None:
+    """Refuse a buffer of another size."""
     if memoryview(data).nbytes != nbytes:
         refuse(name, f"{memoryview(data).nbytes} bytes", f"{nbytes} bytes")
 
 
 def _upload(own: Owner, name: str, data: Any, nbytes: int) -> DevicePtr:
-    _check_bytes(name, data, nbytes)
+    check_bytes(name, data, nbytes)
     ptr = own.alloc(name, nbytes)
     own.gpu.copy_h2d(data, ptr)
     return ptr

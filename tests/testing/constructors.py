@@ -13,11 +13,21 @@ from metrale.formats.synthetic import random_moe_layer
 from metrale.gpu import Graph
 from metrale.gpu.buffer import OwnedHandle
 from metrale.gpu.owner import Owner
-from metrale.moe_v41 import ExpertArena, MoeV41, MoeV41Cfg, MoeV41LayerWeights, ResidentMat, RouterWeights, SlotLayout
+from metrale.moe_v41 import (
+    ArrayExperts,
+    ExpertArena,
+    MoeV41,
+    MoeV41Cfg,
+    MoeV41LayerWeights,
+    ResidentMat,
+    RouterWeights,
+    SlotLayout,
+)
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-v41.gguf"
 CFG = MoeV41Cfg(dim=512, inter=256, n_routed=8, topk=3)
 SPEC = random_moe_layer(0, dim=256, inter=256, n_routed=2, topk=1)
+EXPERTS = ArrayExperts({0: [np.zeros((3, nbytes), np.uint8) for nbytes in (21504, 21504, 28160)]})
 N = 16  # floats of a launch
 
 CONSTRUCTORS = {}
@@ -193,6 +203,21 @@ def graph(gpu):
 @constructor()
 def expert_arena(gpu):
     return ExpertArena(gpu, SlotLayout(256, 256), 2)
+
+
+@constructor()
+def expert_arena_with_a_source(gpu):
+    """Two slots for three experts, of which each has been fetched, one after a prefetch."""
+    with Several() as made:
+        arena = made.add(ExpertArena(gpu, SlotLayout(256, 256), 2, EXPERTS, readers=2, staging=2))
+        arena.fetch([(0, 0), (0, 1)])
+        arena.release()
+        arena.take_changes()
+        arena.prefetch([(0, 2)])
+        arena.fetch([(0, 2), (0, 0)])
+        arena.release()
+        arena.take_changes()
+    return made
 
 
 @constructor()

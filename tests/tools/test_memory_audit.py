@@ -51,6 +51,15 @@ def test_every_buffer_of_the_part_is_compared_and_as_its_formula_says(ran):
     assert len(rows) == len(table) + 6
 
 
+def test_every_buffer_of_an_expert_arena_is_compared_and_as_its_formula_says(ran):
+    status, facts = ran("ExpertArena", "--cycles", "5")
+    rows = facts["parts"]["ExpertArena"]["audit"]["buffers"]
+    assert (status, [(row["tag"], row["verdict"]) for row in rows]) == (
+        0,
+        [("ExpertArena.slots", "ok"), ("ExpertArena.staging", "ok")],
+    )
+
+
 def test_more_tokens_are_larger_buffers(ran):
     few, many = (ran("--max-tokens", n)[1]["parts"]["MoeV41"]["audit"]["ledger_bytes"] for n in ("1", "300"))
     assert few < many
