@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// One bf16 row times a matrix on the tensor cores: out[n] = bf16(sum over k of W[n, k] * x[k]).
+// One bf16 row times a matrix on the tensor cores: out[n] = bf16(sum over k of W[n, k] * x[k]). What its
+// forms have in common is the order of the sum, and so the bits.
 //
-// A block does 16 rows at a time; warp v takes the spans v, v + 8, ... of 256 k. Within a span the lane with
-// g = lane / 4, t = lane % 4 holds of its rows g and g + 8 the eight weights at k = 32 * step + 8t, 16 bytes
-// a row, and feeds them to two mma in halves. x is column 0 of the right-hand side and is cut the same way,
-// so each product meets its partner whatever k the instruction calls them. The two mma have an accumulator
-// each; the two are added, then the warps' sums in order. The bits depend on nothing else: where the 16 bytes
-// come from is the loader's business, a struct with
+// A block does 16 rows at a time; warp v takes the spans v, v + 8, ... of 256 k. A span has eight steps, two
+// for each p in 0..3; in a step the lane with g = lane / 4, t = lane % 4 holds of its rows g and g + 8 the
+// eight weights from gemv_k(step, t) on, and feeds them to two mma in halves. x is column 0 of the right-hand
+// side and is cut the same way, so each product meets its partner whatever k the instruction calls them. The
+// two mma have an accumulator each; the two are added, then the warps' sums in order.
 //
-//     struct Span;                                        what a lane holds of its rows over 256 k
-//     Span fetch(n, k);                                   first row and first k; zeros beyond the matrix
-//     uint4 weights(const Span&, int step, int half);     eight bf16 of row n + g + 8 * half
+// The 16 weights of a lane in two steps are a group of a Q2_K block, those of all steps the groups that share
+// bytes.
 #pragma once
 
 #include "common/mma.cuh"
@@ -25,27 +24,29 @@ constexpr uint32_t GEMV_SPAN = 256;
 constexpr int GEMV_STEPS = GEMV_SPAN / 32;
 constexpr uint32_t GEMV_WARPS = 8;
 
-// Grid: any number of blocks. Block: GEMV_WARPS warps.
-template <bool WIDE, class Loader>
-__device__ __forceinline__ void gemv(const __nv_bfloat16* __restrict__ x, const Loader& loader,
-                                     __nv_bfloat16* __restrict__ out, uint32_t N, uint32_t K) {
-    __shared__ float partial[GEMV_WARPS][GEMV_ROWS];
-    const uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    for (uint32_t n = blockIdx.x * GEMV_ROWS; n < N; n += gridDim.x * GEMV_ROWS) {
-        float even[4] = {}, odd[4] = {};
-        for (uint32_t k = warp * GEMV_SPAN; k < K; k += GEMV_WARPS * GEMV_SPAN) {
-            const typename Loader::Span span = loader.fetch(n, k);
-#pragma unroll
-            for (int step = 0; step < GEMV_STEPS; ++step) {
-                const uint4 a = loader.weights(span, step, 0), a8 = loader.weights(span, step, 1);
-                uint4 b = {0, 0, 0, 0};
-                if (g == 0)
-                    b = load_bf16x8<WIDE>(x, k + 32 * step + 8 * t, K);
-                mma_m16n8k16_bf16(even, {a.x, a8.x, a.y, a8.y}, {b.x, b.y});
-                mma_m16n8k16_bf16(odd, {a.z, a8.z, a.w, a8.w}, {b.z, b.w});
-            }
-        }
-        if (t == 0) { // column 0
+// Of two steps the lanes of the upper half begin with the second eight, so that the four read from different
+// banks.
+__device__ __forceinline__ uint32_t gemv_k(uint32_t step, uint32_t t) {
+    return 128 * (t / 2) + 32 * (step / 2) + 16 * (t % 2) + 8 * (step % 2 ^ t / 2);
+}
+
+// What a warp has summed of a column of 16 rows.
+struct GemvSums {
+    float even[4] = {}, odd[4] = {};
+
+    // a, a8: eight weights of rows g and g + 8; b: the x that they meet, of which only the lanes of column 0
+    // count.
+    __device__ __forceinline__ void add(const uint4& a, const uint4& a8, const uint4& b) {
+        mma_m16n8k16_bf16(even, {a.x, a8.x, a.y, a8.y}, {b.x, b.y});
+        mma_m16n8k16_bf16(odd, {a.z, a8.z, a.w, a8.w}, {b.z, b.w});
+    }
+
+    // The warps' sums, added in order, to out[n .. n + 16). All warps of the block, which meet again before
+    // the next.
+    __device__ __forceinline__ void store(float (&partial)[GEMV_WARPS][GEMV_ROWS],
+                                          __nv_bfloat16* __restrict__ out, uint32_t n, uint32_t N) const {
+        const uint32_t warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4;
+        if (threadIdx.x % 4 == 0) { // column 0
             partial[warp][g] = even[0] + odd[0];
             partial[warp][g + 8] = even[2] + odd[2];
         }
@@ -56,38 +57,6 @@ __device__ __forceinline__ void gemv(const __nv_bfloat16* __restrict__ x, const 
                 sum += partial[v][threadIdx.x];
             out[n + threadIdx.x] = __float2bfloat16_rn(sum);
         }
-        __syncthreads();
-    }
-}
-
-// Weights in bf16, row-major.
-template <bool WIDE>
-struct Bf16Loader {
-    const __nv_bfloat16* W;
-    uint32_t N, K;
-
-    struct Span {
-        uint4 rows[2][GEMV_STEPS];
-    };
-
-    __device__ __forceinline__ Span fetch(uint32_t n, uint32_t k) const {
-        const uint32_t g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-        Span span = {};
-#pragma unroll
-        for (uint32_t half = 0; half < 2; ++half) {
-            const uint32_t row = n + g + 8 * half;
-            if (row >= N)
-                continue;
-            const __nv_bfloat16* p = W + static_cast<uint64_t>(row) * K;
-#pragma unroll
-            for (int step = 0; step < GEMV_STEPS; ++step)
-                span.rows[half][step] = load_bf16x8<WIDE>(p, k + 32 * step + 8 * t, K);
-        }
-        return span;
-    }
-
-    __device__ __forceinline__ uint4 weights(const Span& span, int step, int half) const {
-        return span.rows[half][step];
     }
 };
 

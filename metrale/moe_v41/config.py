@@ -15,7 +15,8 @@ __all__ = ["SLOT_TABLE_LAYERS", "BufferSpec", "MoeV41Cfg", "expert_warps", "inte
 SLOT_TABLE_LAYERS = 64
 EXPERT_WARPS = (2, 4, 8)
 
-BF16_BYTES, F32_BYTES, U32_BYTES, PTR_BYTES = 2, 4, 4, 8
+BF16_BYTES, F32_BYTES, U32_BYTES, PTR_BYTES, TILE_BYTES = 2, 4, 4, 8, 16
+GEMV_TILE_ROWS = 8
 
 
 class BufferSpec(NamedTuple):
@@ -66,29 +67,35 @@ class MoeV41Cfg:
             refuse("max_tokens", self.max_tokens, "1 or more")
 
     @property
+    def rows(self) -> int:
+        """Rows that the experts compute at most: an assignment each."""
+        return self.max_tokens * self.topk
+
+    @property
     def header_words(self) -> int:
         """u32 words of a token's selection: the flags, then topk picks, weights and slots."""
         return 1 + 3 * self.topk
 
     def buffer_table(self) -> list[BufferSpec]:
-        """Every buffer of a ``MoeV41``, in the order of allocation. ``me`` is ``max(max_tokens, topk)``."""
-        m, k, n = self.max_tokens, self.topk, self.n_routed
+        """Every buffer of a ``MoeV41``, in the order of allocation. ``me`` is ``max(max_tokens, topk)``, ``rows`` is
+        ``max_tokens * topk``."""
+        m, k, n, rows = self.max_tokens, self.topk, self.n_routed, self.rows
         dim, inter = self.dim, self.inter
         me = max(m, k)
         act = "max(mmq_act_bytes({0}, {1}), q8_1_rows_bytes({0}, {1}))"
-        rows = [
+        table = [
             ("logits", "4 * max_tokens * n_routed", F32_BYTES * m * n),
             ("pred_logits", "4 * n_routed", F32_BYTES * n),
             ("a_rows", "2 * max_tokens * dim", BF16_BYTES * m * dim),
             ("a_q8", act.format("max_tokens", "dim"), _act_bytes(m, dim)),
-            # One token's gate and up run as one batch of 2 * topk experts: up lies topk rows behind gate.
-            ("gate_out", "2 * 2 * me * inter", BF16_BYTES * 2 * me * inter),
+            # Gate and up run as one batch: up lies as many rows behind gate as there are.
+            ("gate_out", "2 * 2 * rows * inter", BF16_BYTES * 2 * rows * inter),
             ("up_out", "2 * me * inter", BF16_BYTES * me * inter),
-            ("h", "2 * me * inter", BF16_BYTES * me * inter),
-            ("h_q8", act.format("me", "inter"), _act_bytes(me, inter)),
-            ("down_out", "2 * me * dim", BF16_BYTES * me * dim),
-            ("rows_dev", "4 * max_tokens * topk", U32_BYTES * m * k),
-            ("weight_dev", "4 * max_tokens * topk", F32_BYTES * m * k),
+            ("h", "2 * rows * inter", BF16_BYTES * rows * inter),
+            ("h_q8", act.format("rows", "inter"), _act_bytes(rows, inter)),
+            ("down_out", "2 * rows * dim", BF16_BYTES * rows * dim),
+            ("rows_dev", "4 * rows", U32_BYTES * rows),
+            ("weight_dev", "4 * rows", F32_BYTES * rows),
             ("route_hdr", "4 * 64 * (1 + 3 * topk)", U32_BYTES * SLOT_TABLE_LAYERS * self.header_words),
             ("slot_table", "4 * 64 * n_routed", U32_BYTES * SLOT_TABLE_LAYERS * n),
             ("ptrs_dev", "8 * 3 * topk", PTR_BYTES * 3 * k),
@@ -100,7 +107,24 @@ class MoeV41Cfg:
             ("out", "2 * max_tokens * dim", BF16_BYTES * m * dim),
             ("sh_q8", "q8_1_rows_bytes(1, inter)", kquant_q8_1_rows_bytes(1, inter)),
         ]
-        return [BufferSpec(*row) for row in rows]
+        if m > 1:
+            table += [
+                ("many_hdr", "4 * max_tokens * (1 + 3 * topk)", U32_BYTES * m * self.header_words),
+                ("many_ptrs", "8 * 3 * n_routed", PTR_BYTES * 3 * n),
+                ("offsets", "4 * (n_routed + 1)", U32_BYTES * (n + 1)),
+                ("tiles", "16 * (min(n_routed, rows) + rows // 8)", TILE_BYTES * self.most_tiles(m, GEMV_TILE_ROWS)),
+                ("n_tiles", "4 * 1", U32_BYTES),
+                ("token_rows", "4 * rows", U32_BYTES * rows),
+                ("sx_q8", act.format("max_tokens", "dim"), _act_bytes(m, dim)),
+                ("many_sh_q8", act.format("max_tokens", "inter"), _act_bytes(m, inter)),
+            ]
+        return [BufferSpec(*row) for row in table]
+
+    def most_tiles(self, tokens: int, tile_rows: int) -> int:
+        """Tiles of up to ``tile_rows`` rows that the picks of ``tokens`` make at most: each expert has one that is not
+        full."""
+        rows = tokens * self.topk
+        return min(self.n_routed, rows) + rows // tile_rows
 
 
 def integer(name: str, value: SupportsIndex, first: int, last: int) -> int:

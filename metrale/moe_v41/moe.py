@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""MoeV41: the DeepSeek-V4.1 mixture of experts for one token."""
+"""MoeV41: the DeepSeek-V4.1 mixture of experts."""
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -11,32 +12,32 @@ import numpy.typing as npt
 
 from metrale import ops
 from metrale.errors import MetraleError, refuse
-from metrale.formats.kquant import BF16, Q2_K, Q3_K, kquant_q8_1_rows_bytes
-from metrale.gpu import DevicePtr, GpuBackend, KernelHandle
+from metrale.gpu import DevicePtr, GpuBackend
 from metrale.gpu.owner import Owner
-from metrale.moe_v41._select import NOT_FINITE, NOT_RESIDENT, route_select
+from metrale.moe_v41._select import NOT_FINITE, NOT_RESIDENT
 from metrale.moe_v41.arena import ExpertArena
 from metrale.moe_v41.config import (
-    BF16_BYTES,
     F32_BYTES,
-    PTR_BYTES,
     SLOT_TABLE_LAYERS,
     U32_BYTES,
     MoeV41Cfg,
-    expert_warps,
     integer,
 )
-from metrale.moe_v41.weights import MoeV41LayerWeights, ResidentMat
+from metrale.moe_v41.grouped import Grouped, check_path
+from metrale.moe_v41.single import Single
+from metrale.moe_v41.weights import MoeV41LayerWeights, RouterWeights
 
 __all__ = ["MoeV41", "RoutedToken"]
 
 SELECTIONS = ("device", "host")
-WARPS_SUFFIX = {2: "2", 4: "", 8: "8"}
+ALL: list[int] = []
+"""Stands for all experts: none has to be fetched."""
+TRIPLE_BYTES = 12
 
 
 class RoutedToken(NamedTuple):
     """The selection behind the last output of a layer: ``picks`` and ``weights`` best first, ``slots`` in plan
-    order (ascending expert id)."""
+    order (ascending expert id); each ``[topk]``, or ``[tokens, topk]`` after a step for several tokens."""
 
     picks: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
@@ -53,44 +54,12 @@ class _Layer:
     """Of each expert, -1 where it is not resident: the layer's row of the slot table"""
     slots_ptr: DevicePtr
     header: DevicePtr
-    has_run: bool = False
-
-
-class _Kernels(NamedTuple):
-    gemv: KernelHandle
-    router_gemv: KernelHandle
-    q8_rows: KernelHandle
-    mmvq_q2k: KernelHandle
-    mmvq_q3k: KernelHandle
-    mmvq_q2k_experts: KernelHandle
-    mmvq_q3k_experts: KernelHandle
-    swiglu: KernelHandle
-    swiglu_q8: KernelHandle
-    accumulate: KernelHandle
-    finish: KernelHandle
-    sum_rows: KernelHandle
-    route_select: KernelHandle
-    slot_table_set: KernelHandle
-
-    @classmethod
-    def of(cls, gpu: GpuBackend, warps: int) -> "_Kernels":
-        suffix = WARPS_SUFFIX[warps]
-        return cls(
-            gemv=gpu.kernel("gemv", "dense_gemv_bf16"),
-            router_gemv=gpu.kernel("moe_v41", "moe_v41_router_gemv_f32out"),
-            q8_rows=gpu.kernel("kquant_moe", "kquant_q8_1_rows_bf16"),
-            mmvq_q2k=gpu.kernel("kquant_moe", "kquant_mmvq_q2_k_w"),
-            mmvq_q3k=gpu.kernel("kquant_moe", "kquant_mmvq_q3_k_w"),
-            mmvq_q2k_experts=gpu.kernel("kquant_moe", f"kquant_mmvq_q2_k_experts_w{suffix}"),
-            mmvq_q3k_experts=gpu.kernel("kquant_moe", f"kquant_mmvq_q3_k_experts_w{suffix}"),
-            swiglu=gpu.kernel("moe_v41", "moe_v41_swiglu"),
-            swiglu_q8=gpu.kernel("kquant_moe", "kquant_swiglu_q8_1_rows_bf16"),
-            accumulate=gpu.kernel("moe_v41", "moe_v41_accumulate"),
-            finish=gpu.kernel("moe_v41", "moe_v41_finish"),
-            sum_rows=gpu.kernel("moe_v41", "moe_v41_sum_rows"),
-            route_select=gpu.kernel("moe_v41", "moe_v41_route_select"),
-            slot_table_set=gpu.kernel("moe_v41", "moe_v41_slot_table_set"),
-        )
+    tokens: int = 0
+    """Of its last step"""
+    many: bool = False
+    """Whether that was a step for several tokens, whose selections lie in a buffer of all layers"""
+    fetched: bool = False
+    """Whether what was not resident then has been fetched"""
 
 
 class MoeV41:
@@ -98,6 +67,10 @@ class MoeV41:
 
     ``add_layer(layer, weights, experts)`` once for each layer, then ``forward(layer, x)``. Weights and experts stay
     their owners'. ``free()`` gives back every buffer, the side stream and both events.
+
+    Where the experts' arena has a source, a step waits for the selection, has what is missing fetched, and goes on;
+    ``stage`` and ``compute`` are its two halves. In a capture it goes on with what is there: after each launch of the
+    graph ``settle`` says whether all experts were, and fetches those that were not for the next.
 
     ``METRALE_DS41_EXPERT_WARPS`` (2, 4 or 8) picks the expert GEMV; with ``METRALE_DS41_DIAG=1`` every step waits
     for its parts and leaves their milliseconds in ``last_timing``.
@@ -111,15 +84,17 @@ class MoeV41:
         self._mark = 0.0
         self._layers: dict[int, _Layer] = {}
         self._apart = False  # the side stream has work that no other stream waits for
-        self._warps = expert_warps()
-        self._k = _Kernels.of(gpu, self._warps)
+        self._slot_table_set = gpu.kernel("moe_v41", "moe_v41_slot_table_set")
         with Owner(gpu, "MoeV41") as own:
             self._buffers = {spec.name: own.alloc(spec.name, spec.nbytes) for spec in cfg.buffer_table()}
             self._side = own.stream()
             self._ev_in, self._ev_out = own.event(), own.event()
             table_bytes = U32_BYTES * SLOT_TABLE_LAYERS * cfg.n_routed
             gpu.memset(self._buffers["slot_table"], 0xFF, table_bytes)
+            self._single = Single(gpu, cfg, self._buffers)
+            self._grouped = Grouped(gpu, cfg, self._buffers) if cfg.max_tokens > 1 else None
         self._own = own
+        self._many_of: int | None = None  # the layer whose selections lie in many_hdr
 
     def add_layer(self, layer: SupportsIndex, weights: MoeV41LayerWeights, experts: ExpertArena) -> None:
         """Use ``weights`` and the experts that ``experts`` holds now for ``layer`` (0 to 63), in place of earlier ones.
@@ -145,6 +120,8 @@ class MoeV41:
         if (experts.layout.dim, experts.layout.inter) != (cfg.dim, cfg.inter):
             got = f"slots of dim {experts.layout.dim}, inter {experts.layout.inter}"
             refuse("experts", got, f"dim {cfg.dim}, inter {cfg.inter}")
+        if experts.source is not None and experts.n_slots < cfg.topk:
+            refuse("experts", f"{experts.n_slots} slots", f"at least one token's picks, {cfg.topk}")
         slots = np.full(cfg.n_routed, -1, np.int32)
         for expert, slot in experts.slots_of(layer).items():
             if not 0 <= expert < cfg.n_routed:
@@ -155,7 +132,7 @@ class MoeV41:
         self._layers.pop(layer, None)  # should the next fail, the device's table may be neither the old nor the new
         with self.gpu.upload(triples, "MoeV41.triples") as staged:
             ops.moe_v41_slot_table_set(
-                self.gpu, self._k.slot_table_set, b["slot_table"], cfg.n_routed, staged, len(triples), None
+                self.gpu, self._slot_table_set, b["slot_table"], cfg.n_routed, staged, len(triples), None
             )
             self.gpu.synchronize()
         self._layers[layer] = _Layer(
@@ -167,73 +144,123 @@ class MoeV41:
         )
 
     def forward(
-        self, layer: int, x: Any, stream: Any = None, *, selection: str = "device", side_stream: bool = True
-    ) -> DevicePtr:
-        """The layer's output for one token: ``x`` bf16 ``[dim]`` on the device -> ``out_ptr()`` bf16 ``[dim]``.
+        self, layer: int, x: Any, stream: Any = None, *, tokens: int = 1, selection: str = "device",
+        side_stream: bool = True, path: str = "auto",
+    ) -> DevicePtr:  # fmt: skip
+        """The layer's output: ``x`` bf16 ``[tokens, dim]`` on the device -> ``out_ptr()`` bf16 ``[tokens, dim]``.
 
-        Queued on ``stream``. ``selection`` "device" needs no wait and can be captured; "host" waits for the
-        logits, selects with the same bits, and raises at once where "device" leaves it to ``routed``. The shared
-        expert runs beside the routed ones on the side stream, or with ``side_stream=False`` behind them, with the
-        same bits. Refuses a layer that was not added, or whose weights or experts have been freed.
+        Queued on ``stream``. ``selection`` "device" needs no wait where all experts are resident, and can be captured;
+        "host", for one token, waits for the logits, selects with the same bits, and raises at once where "device"
+        leaves it to ``routed``. The shared expert runs beside the routed ones on the side stream, or with
+        ``side_stream=False`` behind them, with the same bits.
+
+        ``path`` "gemv" multiplies q8_1 rows, "mmq" (for ``max_tokens`` above 1) uses the int8 tensor cores; under each
+        a token's bits do not depend on the others. "auto" is "gemv" for one token and "mmq" for several. Tokens
+        whose picks are more than the arena has slots go through it in waves of ascending expert, with the same bits.
+
+        Refuses ``tokens`` outside 1..max_tokens, a layer that was not added, or whose weights or experts have been
+        freed. Raises what the arena's source does, naming layer and expert; the next step works.
         """
-        b = self._live()
-        if selection not in SELECTIONS:
-            refuse("selection", selection, " or ".join(SELECTIONS))
-        state = self._added(layer)
-        weights = state.weights
-        _check_held(layer, weights, state.experts)
-        gpu, k, cfg = self.gpu, self._k, self.cfg
-        stream = gpu.default_stream() if stream is None else stream
-        self._mark = time.perf_counter()
-        if self._apart:
-            gpu.synchronize(self._side)
-            self._apart = False
+        state, stream = self._ready(layer, tokens, selection, path, stream)
+        if not self._is_many(tokens, path):
+            self._stage_one(layer, state, x, selection, stream)
+            return self._compute_one(state, x, side_stream, stream)
+        many = self._stage_many(layer, state, x, tokens, path, stream)
+        return self._compute_many(state, x, tokens, side_stream, path, self._waves(layer, state, many, stream), stream)
 
-        ops.moe_v41_router_gemv_f32out(
-            gpu, k.router_gemv, x, weights.router.weight, b["logits"], 1, cfg.n_routed, cfg.dim, stream
-        )
-        if selection == "device":
-            self._select_on_device(state, stream)
-        else:
-            self._select_on_host(layer, state, stream)
-        state.has_run = True
-        self._span("route", stream)
+    def stage(
+        self, layer: int, x: Any, stream: Any = None, *, tokens: int = 1, selection: str = "device", path: str = "auto"
+    ) -> None:  # fmt: skip
+        """The first half of ``forward``: selection, fetch, addresses. Refuses picks that take more than one wave."""
+        state, stream = self._ready(layer, tokens, selection, path, stream)
+        if not self._is_many(tokens, path):
+            self._stage_one(layer, state, x, selection, stream)
+            return
+        many = self._stage_many(layer, state, x, tokens, path, stream)
+        waves = self._waves(layer, state, many, stream)
+        if len(waves) > 1:
+            picked = sum(len(wave) for wave in waves)
+            refuse(
+                "tokens", f"{tokens} that pick {picked} experts", f"as many experts as slots, {state.experts.n_slots}"
+            )
+        if self._fetch(layer, state, waves[0], stream):
+            self._many().select(state.weights.router, state.slots_ptr, tokens, stream)
 
-        ops.kquant_q8_1_rows_bf16(gpu, k.q8_rows, x, b["a_q8"], cfg.dim, 1, stream)
-        if side_stream:
-            gpu.record_event(self._ev_in, stream)
-            gpu.stream_wait_event(self._side, self._ev_in)
-            self._apart = True
-            try:
-                self._shared_expert(weights, x, self._side)
-                self._routed_experts(weights, stream)
-            finally:  # after an error too, what is on the side stream lies before all that comes next
-                gpu.record_event(self._ev_out, self._side)
-                gpu.stream_wait_event(stream, self._ev_out)
-                self._apart = False
-        else:
-            self._routed_experts(weights, stream)
-            self._shared_expert(weights, x, stream)
-        ops.moe_v41_accumulate(gpu, k.accumulate, b["acc"], b["sd"], cfg.dim, stream)
-        ops.moe_v41_finish(gpu, k.finish, b["acc"], b["out"], cfg.dim, stream)
-        self._span("shared", stream)
-        return b["out"]
+    def compute(
+        self, layer: int, x: Any, stream: Any = None, *, tokens: int = 1, side_stream: bool = True, path: str = "auto"
+    ) -> DevicePtr:  # fmt: skip
+        """The second half, on what ``stage`` left there for the same arguments: work on the device alone."""
+        state, stream = self._ready(layer, tokens, SELECTIONS[0], path, stream)
+        if not self._is_many(tokens, path):
+            return self._compute_one(state, x, side_stream, stream)
+        return self._compute_many(state, x, tokens, side_stream, path, [ALL], stream)
+
+    def settle(self, *layers: int, stream: Any = None) -> bool:
+        """After a launch on ``stream`` of a graph in which steps of ``layers`` were captured: whether every expert
+        that they picked was resident. If not, the output is worthless, and what was missing has been fetched: launch
+        the graph again.
+
+        Waits for ``stream``. Raises ``MetraleError`` for logits that were not finite, and what the arena's source
+        raises. Refuses layers that were not added, or have not run.
+        """
+        self._live()
+        stream = self.gpu.default_stream() if stream is None else stream
+        for arena in {id(a): a for a in (self._added(layer).experts for layer in layers)}.values():
+            if arena.source is not None:
+                arena.release(stream)
+        resident = True
+        wanted: dict[int, tuple[ExpertArena, list[tuple[int, int]]]] = {}
+        for layer in layers:
+            state = self._has_run(layer)
+            headers = self._headers(layer, state, stream)
+            for token, header in enumerate(headers):
+                flags = int(header[0])
+                resident = resident and not flags & NOT_RESIDENT
+                _check_flags(layer, token, flags & ~(0 if state.experts.source is None else NOT_RESIDENT))
+            keys = [(layer, int(e)) for e in np.unique(headers[:, 1 : 1 + self.cfg.topk])]
+            wanted.setdefault(id(state.experts), (state.experts, []))[1].extend(keys)
+        for arena, keys in wanted.values():
+            if arena.source is not None:
+                arena.fetch(keys, stream)
+                self._apply_changes(arena, stream)
+        return resident
+
+    def predict(
+        self, layer: int, x: Any, stream: Any = None, *, router: RouterWeights | None = None
+    ) -> list[tuple[int, int]]:
+        """What ``layer`` would pick for one token ``x``, usually the input of the layer before it: its keys
+        ``(layer, expert)``, best first, for ``ExpertArena.prefetch``. Waits for ``stream``.
+
+        ``router`` serves a layer that was not added. Raises ``MetraleError`` for logits that are not finite.
+        """
+        b, cfg = self._live(), self.cfg
+        router = self._added(layer).weights.router if router is None else router
+        if (router.n_routed, router.dim) != (cfg.n_routed, cfg.dim):
+            refuse("router", (router.n_routed, router.dim), f"({cfg.n_routed}, {cfg.dim})")
+        stream = self.gpu.default_stream() if stream is None else stream
+        self._single.logits(router, x, b["pred_logits"], stream)
+        picks = self._single.pick(router, b["pred_logits"], stream)
+        _check_flags(layer, 0, picks.flags)
+        return [(layer, expert) for expert in picks.experts.tolist()]
 
     def routed(self, layer: int, stream: Any = None) -> RoutedToken:
         """The selection behind the layer's last output; waits for ``stream``.
 
-        Refuses a layer that was not added, or has not run since. Raises ``MetraleError``, naming layer and token, if
-        its logits were not finite or a pick was not resident: the output is then worthless.
+        Refuses a layer that was not added, or has not run since, and one whose selections for several tokens another
+        layer's have replaced. Raises ``MetraleError``, naming layer and token, if its logits were not finite or a pick
+        was not resident: the output is then worthless.
         """
         self._live()
-        state = self._added(layer)
-        if not state.has_run:
-            refuse("layer", layer, "a layer that has run")
-        header = np.empty(self.cfg.header_words, np.uint32)
-        self.gpu.copy_d2h_on_stream(state.header, header, stream)
-        _check_flags(layer, int(header[0]))
-        picks, weights, slots = header[1:].reshape(3, self.cfg.topk)
-        return RoutedToken(picks.view(np.int32), weights.view(np.float32), slots.view(np.int32))
+        state = self._has_run(layer)
+        headers = self._headers(layer, state, stream)
+        for token, header in enumerate(headers):
+            _check_flags(layer, token, int(header[0]) & ~(NOT_RESIDENT if state.fetched else 0))
+        parts = headers[:, 1:].reshape(len(headers), 3, self.cfg.topk).transpose(1, 0, 2)
+        picks, weights, slots = parts if state.many else parts[:, 0]
+        return RoutedToken(
+            *(np.ascontiguousarray(part).view(kind)
+              for part, kind in ((picks, np.int32), (weights, np.float32), (slots, np.int32)))
+        )  # fmt: skip
 
     def out_ptr(self) -> DevicePtr:
         """Where ``forward`` leaves its output, bf16 ``[dim]``."""
@@ -263,104 +290,207 @@ class MoeV41:
             refuse("layer", layer, f"a layer of add_layer ({added})")
         return self._layers[layer]
 
-    def _select_on_device(self, state: _Layer, stream: int) -> None:
-        cfg, b, layout = self.cfg, self._buffers, state.experts.layout
-        ops.moe_v41_route_select(
-            self.gpu,
-            self._k.route_select,
-            b["logits"],
-            state.weights.router.bias,
-            cfg.n_routed,
-            cfg.topk,
-            cfg.gate_temp,
-            cfg.route_scale,
-            cfg.norm_topk_prob,
-            state.slots_ptr,
-            state.experts.base,
-            layout.slot_bytes,
-            0,
-            layout.up_offset,
-            layout.down_offset,
-            state.header,
-            b["weight_dev"],
-            b["rows_dev"],
-            b["ptrs_dev"],
-            stream,
-        )
+    def _ready(
+        self, layer: int, tokens: int, selection: str, path: str, stream: Any
+    ) -> tuple[_Layer, int]:  # fmt: skip
+        """The layer and the stream of a step, once all that can be refused has been."""
+        self._live()
+        integer("tokens", tokens, 1, self.cfg.max_tokens)
+        if selection not in SELECTIONS:
+            refuse("selection", selection, " or ".join(SELECTIONS))
+        check_path(path, self._grouped is not None)
+        if selection == "host" and self._is_many(tokens, path):
+            refuse("selection", selection, "device, for several tokens and for the path mmq")
+        state = self._added(layer)
+        _check_held(layer, state.weights, state.experts)
+        stream = self.gpu.default_stream() if stream is None else stream
+        self._mark = time.perf_counter()
+        if self._apart:
+            self.gpu.synchronize(self._side)
+            self._apart = False
+        return state, stream
 
-    def _select_on_host(self, layer: int, state: _Layer, stream: int) -> None:
-        gpu, cfg, b, layout = self.gpu, self.cfg, self._buffers, state.experts.layout
-        logits = np.empty(cfg.n_routed, np.float32)
-        gpu.copy_d2h_on_stream(b["logits"], logits, stream)
-        flags, picks, pick_weights = route_select(
-            logits, state.weights.router.host_bias, cfg.topk, cfg.gate_temp, cfg.route_scale, cfg.norm_topk_prob
-        )
-        _check_flags(layer, flags)
-        plan = np.argsort(picks)
-        slots = state.slots[picks[plan]]
-        _check_flags(layer, NOT_RESIDENT if (slots < 0).any() else 0)
-        blocks = int(state.experts.base) + slots.astype(np.uint64) * np.uint64(layout.slot_bytes)
-        offsets = np.array([0, layout.up_offset, layout.down_offset], np.uint64)
-        header = np.concatenate([[flags], picks.view(np.uint32), pick_weights.view(np.uint32), slots.view(np.uint32)])
-        for data, ptr in (
-            (header.astype(np.uint32), state.header),
-            (pick_weights[plan], b["weight_dev"]),
-            (np.zeros(cfg.topk, np.uint32), b["rows_dev"]),
-            (offsets[:, None] + blocks, b["ptrs_dev"]),
-        ):
-            gpu.copy_h2d_async(data, ptr, stream)
+    def _is_many(self, tokens: int, path: str) -> bool:
+        return tokens > 1 or path == "mmq"
 
-    def _routed_experts(self, weights: MoeV41LayerWeights, stream: int) -> None:
-        gpu, k, cfg, b, picks = self.gpu, self._k, self.cfg, self._buffers, self.cfg.topk
-        limit = cfg.swiglu_limit if weights.swiglu_limit is None else weights.swiglu_limit
-        gate, ptrs = b["gate_out"], b["ptrs_dev"]
-        up, down_ptrs = gate.offset(picks * cfg.inter * BF16_BYTES), ptrs.offset(2 * picks * PTR_BYTES)
-        ops.kquant_mmvq_experts_w(
-            gpu,
-            k.mmvq_q2k_experts,
-            ptrs,
-            b["a_q8"],
-            gate,
-            cfg.dim,
-            cfg.inter,
-            1,
-            0,
-            2 * picks,
-            self._warps,
-            stream,
-        )
-        ops.kquant_swiglu_q8_1_rows_bf16(
-            gpu, k.swiglu_q8, gate, up, b["weight_dev"], b["h"], b["h_q8"], picks, cfg.inter, limit, stream
-        )
-        row_bytes = kquant_q8_1_rows_bytes(1, cfg.inter)
-        ops.kquant_mmvq_experts_w(
-            gpu, k.mmvq_q3k_experts, down_ptrs, b["h_q8"], b["down_out"], cfg.inter, cfg.dim, 1, row_bytes, picks,
-            self._warps, stream,
-        )  # fmt: skip
-        gpu.memset_async(b["acc"], 0, F32_BYTES * cfg.dim, stream)
-        ops.moe_v41_sum_rows(gpu, k.sum_rows, b["acc"], b["down_out"], picks, cfg.dim, stream)
-        self._span("routed", stream)
+    # one token
 
-    def _shared_expert(self, weights: MoeV41LayerWeights, x: Any, stream: int) -> None:
-        gpu, k, b, down = self.gpu, self._k, self._buffers, weights.shared_down
-        limit = weights.shared_swiglu_limit
-        limit = self.cfg.swiglu_limit if limit is None else limit
-        self._project(weights.shared_gate, x, b["a_q8"], b["sg"], stream)
-        self._project(weights.shared_up, x, b["a_q8"], b["su"], stream)
-        if down.kind is BF16:
-            ops.moe_v41_swiglu(gpu, k.swiglu, b["sg"], b["su"], None, b["sh"], 1, down.k, limit, stream)
+    def _stage_one(self, layer: int, state: _Layer, x: Any, selection: str, stream: int) -> None:
+        one, router, experts = self._single, state.weights.router, state.experts
+        may_miss = self._may_miss(state, stream)
+        one.logits(router, x, self._buffers["logits"], stream)
+        if selection == "host":
+            picks = one.pick(router, self._buffers["logits"], stream)
+            _check_flags(layer, 0, picks.flags)
+            if may_miss:
+                self._fetch(layer, state, sorted(picks.experts.tolist()), stream)
+            _check_flags(layer, 0, NOT_RESIDENT if (state.slots[picks.experts] < 0).any() else 0)
+            one.stage(picks, state.slots, experts.base, experts.layout, state.header, stream)
         else:
-            ops.kquant_swiglu_q8_1_rows_bf16(
-                gpu, k.swiglu_q8, b["sg"], b["su"], None, b["sh"], b["sh_q8"], 1, down.k, limit, stream
-            )
-        self._project(down, b["sh"], b["sh_q8"], b["sd"], stream)
+            at = (experts.base, experts.layout, state.slots_ptr, state.header, stream)
+            one.select(router, *at)
+            if may_miss:
+                header = np.empty((1, self.cfg.header_words), np.uint32)
+                self.gpu.copy_d2h_on_stream(state.header, header, stream)
+                if self._fetch(layer, state, self._picked(layer, header), stream):
+                    one.select(router, *at)
+        state.tokens, state.many, state.fetched = 1, False, may_miss
+        self._span("route", stream)
 
-    def _project(self, matrix: ResidentMat, x: Any, x_q8: DevicePtr, out: DevicePtr, stream: int) -> None:
-        if matrix.kind is BF16:
-            ops.dense_gemv(self.gpu, self._k.gemv, x, matrix.ptr, out, matrix.n, matrix.k, stream)
+    def _compute_one(self, state: _Layer, x: Any, side_stream: bool, stream: int) -> DevicePtr:
+        one, (limit, shared_limit) = self._single, self._limits(state)
+        one.quantise(x, stream)
+        self._both(
+            lambda on: one.experts(limit, on), lambda on: one.shared(state.weights, x, shared_limit, on), side_stream,
+            stream,
+        )  # fmt: skip
+        one.combine(stream)
+        self._release(state, stream)
+        self._span("shared", stream)
+        return self._buffers["out"]
+
+    def _limits(self, state: _Layer) -> tuple[float, float]:
+        """The clamps of the routed and of the shared experts."""
+        own = (state.weights.swiglu_limit, state.weights.shared_swiglu_limit)
+        first, second = (self.cfg.swiglu_limit if limit is None else limit for limit in own)
+        return first, second
+
+    def _both(
+        self, routed: Callable[[int], None], shared: Callable[[int], None], side_stream: bool, stream: int
+    ) -> None:  # fmt: skip
+        """The routed experts on ``stream``, and the shared one beside or behind them."""
+        if not side_stream:
+            routed(stream)
+            self._span("routed", stream)
+            shared(stream)
             return
-        kernel = {Q2_K: self._k.mmvq_q2k, Q3_K: self._k.mmvq_q3k}[matrix.kind]
-        ops.kquant_mmvq_w(self.gpu, kernel, matrix.ptr, x_q8, out, matrix.k, matrix.n, 1, stream)
+        self.gpu.record_event(self._ev_in, stream)
+        self.gpu.stream_wait_event(self._side, self._ev_in)
+        self._apart = True
+        try:
+            shared(self._side)
+            routed(stream)
+            self._span("routed", stream)
+        finally:  # after an error too, what is on the side stream lies before all that comes next
+            self.gpu.record_event(self._ev_out, self._side)
+            self.gpu.stream_wait_event(stream, self._ev_out)
+            self._apart = False
+
+    # several tokens
+
+    def _stage_many(
+        self, layer: int, state: _Layer, x: Any, tokens: int, path: str, stream: int
+    ) -> "npt.NDArray[np.uint32] | None":  # fmt: skip
+        """Route all tokens; their headers, where experts may have to be fetched."""
+        grouped = self._many()
+        grouped.logits(state.weights.router, x, tokens, stream)
+        grouped.select(state.weights.router, state.slots_ptr, tokens, stream)
+        grouped.quantise(x, tokens, _many_path(path), stream)
+        state.tokens, state.many, self._many_of = tokens, True, layer
+        state.fetched = self._may_miss(state, stream)
+        headers = grouped.headers(tokens, stream) if state.fetched else None
+        self._span("route", stream)
+        return headers
+
+    def _waves(
+        self, layer: int, state: _Layer, headers: "npt.NDArray[np.uint32] | None", stream: int
+    ) -> list[list[int]]:  # fmt: skip
+        """The experts of each pass over the arena, ascending; ``ALL`` where none has to be fetched."""
+        if headers is None:
+            return [ALL]
+        picked = self._picked(layer, headers)
+        step = state.experts.n_slots
+        return [picked[first : first + step] for first in range(0, len(picked), step)]
+
+    def _compute_many(
+        self, state: _Layer, x: Any, tokens: int, side_stream: bool, path: str, waves: list[list[int]], stream: int
+    ) -> DevicePtr:  # fmt: skip
+        grouped, cfg, weights, layout = self._many(), self.cfg, state.weights, state.experts.layout
+        path, layer = _many_path(path), self._many_of
+        assert layer is not None  # stage was called
+        limit, shared_limit = self._limits(state)
+
+        def routed(on: int) -> None:
+            if len(waves) > 1:
+                grouped.clear(tokens, on)
+            for wave in waves:
+                first, last = 0, cfg.n_routed
+                if wave is not ALL:
+                    if self._fetch(layer, state, wave, on):
+                        grouped.select(weights.router, state.slots_ptr, tokens, on)
+                    first, last = wave[0], wave[-1] + 1
+                grouped.experts(
+                    state.experts.base, layout, state.slots_ptr, limit, tokens, path, on, first, last
+                )  # fmt: skip
+                self._release(state, on)
+
+        self._both(
+            routed, lambda on: grouped.shared(weights, x, shared_limit, tokens, path, on), side_stream, stream
+        )  # fmt: skip
+        grouped.combine(tokens, stream)
+        self._span("shared", stream)
+        return self._buffers["out"]
+
+    def _many(self) -> Grouped:
+        assert self._grouped is not None  # _ready refuses several tokens without it
+        return self._grouped
+
+    # the arena
+
+    def _may_miss(self, state: _Layer, stream: int) -> bool:
+        """Whether the host has to see the picks. In a capture it cannot."""
+        return state.experts.source is not None and not self.gpu.stream_is_capturing(stream)
+
+    def _picked(self, layer: int, headers: npt.NDArray[np.uint32]) -> list[int]:
+        """The experts of headers ``[tokens, .]``, ascending."""
+        for token, header in enumerate(headers):
+            _check_flags(layer, token, int(header[0]) & NOT_FINITE)
+        return [int(e) for e in np.unique(headers[:, 1 : 1 + self.cfg.topk])]
+
+    def _fetch(self, layer: int, state: _Layer, experts: list[int], stream: int) -> bool:
+        """Make them resident; whether slots have changed since the selection."""
+        if experts is ALL:
+            return False
+        state.experts.fetch([(layer, expert) for expert in experts], stream)
+        return self._apply_changes(state.experts, stream)
+
+    def _release(self, state: _Layer, stream: int) -> None:
+        if self._may_miss(state, stream):
+            state.experts.release(stream)
+
+    def _apply_changes(self, arena: ExpertArena, stream: int) -> bool:
+        """Bring the slot tables up to date, on the device in stream order. The rows go through pred_logits."""
+        changes = arena.take_changes(stream)
+        changes = changes[changes[:, 1] < self.cfg.n_routed]  # it may hold experts of others
+        staged, cfg = self._buffers["pred_logits"], self.cfg
+        at_once = max(F32_BYTES * cfg.n_routed // TRIPLE_BYTES, 1)
+        for first in range(0, len(changes), at_once):
+            part = np.ascontiguousarray(changes[first : first + at_once])
+            self.gpu.copy_h2d_async(part, staged, stream)
+            ops.moe_v41_slot_table_set(
+                self.gpu, self._slot_table_set, self._buffers["slot_table"], cfg.n_routed, staged, len(part), stream
+            )
+        for layer, expert, slot in changes:
+            if layer in self._layers:
+                self._layers[layer].slots[expert] = slot
+        return len(changes) > 0
+
+    # the last step
+
+    def _has_run(self, layer: int) -> _Layer:
+        state = self._added(layer)
+        if state.tokens == 0:
+            refuse("layer", layer, "a layer that has run")
+        if state.many and self._many_of != layer:
+            refuse("layer", layer, f"layer {self._many_of}, the last that ran for several tokens")
+        return state
+
+    def _headers(self, layer: int, state: _Layer, stream: Any) -> npt.NDArray[np.uint32]:
+        """``[tokens, .]``"""
+        headers = np.empty((state.tokens, self.cfg.header_words), np.uint32)
+        source = self._buffers["many_hdr"] if state.many else state.header
+        self.gpu.copy_d2h_on_stream(source, headers, stream)
+        return headers
 
     def _span(self, name: str, stream: int) -> None:
         if self._diagnose:
@@ -377,8 +507,12 @@ def _check_held(layer: int, weights: MoeV41LayerWeights, experts: ExpertArena) -
         raise MetraleError(f"layer {layer}: its experts have been freed")
 
 
-def _check_flags(layer: int, flags: int) -> None:
+def _check_flags(layer: int, token: int, flags: int) -> None:
     if flags & NOT_FINITE:
-        raise MetraleError(f"layer {layer}, token 0: a router logit is NaN or infinite; no expert was picked")
+        raise MetraleError(f"layer {layer}, token {token}: a router logit is NaN or infinite; no expert was picked")
     if flags & NOT_RESIDENT:
-        raise MetraleError(f"layer {layer}, token 0: a picked expert is not resident")
+        raise MetraleError(f"layer {layer}, token {token}: a picked expert is not resident")
+
+
+def _many_path(path: str) -> str:
+    return "mmq" if path == "auto" else path

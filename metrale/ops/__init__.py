@@ -7,7 +7,7 @@ A launcher refuses kernels of other names than it launches, and pointers that ar
 """
 
 from metrale.ops.conv1d import conv1d_update_chunk2
-from metrale.ops.dense import dense_gemv
+from metrale.ops.dense import dense_gemm, dense_gemv
 from metrale.ops.grouped import (
     kquant_mmq_grouped,
     kquant_mmvq_grouped,
@@ -38,6 +38,7 @@ from metrale.ops.moe import (
 
 __all__ = [
     "conv1d_update_chunk2",
+    "dense_gemm",
     "dense_gemv",
     "kquant_mmq128",
     "kquant_mmq_grouped",

@@ -15,3 +15,14 @@ def dense_gemv(
     k: SupportsIndex,
     stream: StreamLike,
 ) -> None: ...
+def dense_gemm(
+    gpu: GpuBackend,
+    kernel: KernelHandle,
+    input: PointerLike,
+    weight: PointerLike,
+    output: PointerLike,
+    m: SupportsIndex,
+    n: SupportsIndex,
+    k: SupportsIndex,
+    stream: StreamLike,
+) -> None: ...

@@ -60,13 +60,14 @@ def test_every_formula_gives_the_bytes_beside_it(dim, inter, n_routed, max_token
     topk = data.draw(st.integers(1, min(n_routed, 32)))
     cfg = MoeV41Cfg(dim=dim, inter=inter, n_routed=n_routed, topk=topk, max_tokens=max_tokens)
     words = {"dim": dim, "inter": inter, "n_routed": n_routed, "topk": topk, "max_tokens": max_tokens}
-    words["me"] = max(max_tokens, topk)
+    words |= {"me": max(max_tokens, topk), "rows": max_tokens * topk}
 
     def padded(n, step):
         return (n + step - 1) // step * step
 
     functions = {
         "max": max,
+        "min": min,
         "mmq_act_bytes": lambda m, k: padded(m, 128) * padded(k, 256) // 128 * 144,
         "q8_1_rows_bytes": lambda m, k: m * k // 32 * 36,
     }

@@ -98,9 +98,7 @@ def grouped(gpu, way, kind, weights, y, y_rows, tiles, out_rows, listed=None):
     k = row_bytes // kind.block_bytes * 256
     padded = np.zeros((len(tiles) + 1, 4), np.uint32)  # one more than there are, that must not be taken
     padded[:-1, :3] = tiles
-    name = (
-        f"kquant_mmvq_{kind.name.lower()}_grouped" if way == "mmvq" else f"kquant_mmq_{kind.name.lower()}_grouped{way}"
-    )
+    family, tile_rows = ("mmvq", "") if way == "mmvq" else ("mmq", way)
     with Arrays(gpu) as a:
         blocks = [a.input(weight) for weight in weights.reshape(-1, n, row_bytes)]
         tables = a.input(np.array([block.data_ptr() for block in blocks], np.uint64))
