@@ -3,6 +3,8 @@
 """Benchmarks on the GPU.
 
     python tools/bench.py arena      experts that are read and copied when they are needed, and those that are there
+    python tools/bench.py dense      the dense products beside cuBLAS
+    python tools/bench.py engram     the engram's kernels and step, and the hash on the host
     python tools/bench.py kernels    every kernel, and the MoE layer for one token, against the bytes they must move
     python tools/bench.py launch     a launch from Python, beside the C driver call and other packages
     python tools/bench.py memory     what the driver says is in use, explained, beside torch and CuPy; the ledger's cost
@@ -27,10 +29,12 @@ from benchmarks.driver_calls import check
 from cuda.bindings import driver
 
 import metrale
-from benchmarks import arena, kernels, launch, memory, startup
+from benchmarks import arena, dense, engram, kernels, launch, memory, startup
 
 BENCHMARKS: dict[str, Any] = {
     "arena": arena,
+    "dense": dense,
+    "engram": engram,
     "kernels": kernels,
     "launch": launch,
     "memory": memory,

@@ -31,20 +31,31 @@ import numpy as np
 import metrale
 from metrale.audit.capture import MEMORY
 from metrale.columns import aligned
+from metrale.engram_v41 import EngramV41
 from metrale.errors import MetraleError
-from metrale.formats.deepseek41 import MoeLayerSpec
+from metrale.formats.deepseek41 import EngramLayerSpec, MoeLayerSpec
 from metrale.formats.kquant import BF16, F32
-from metrale.formats.load import LoadedMoeLayer, upload_moe_layer
-from metrale.formats.synthetic import ArrayTensor, random_moe_layer
+from metrale.formats.load import LoadedEngramLayer, LoadedMoeLayer, upload_engram_layer, upload_moe_layer
+from metrale.formats.synthetic import ArrayTensor, random_engram_layer, random_moe_layer
 from metrale.gpu import GpuBackend
 from metrale.moe_v41 import ArrayExperts, ExpertArena, MoeV41, SlotLayout
 from metrale.reference.bf16 import bf16_bits
 
 Shape = Mapping[str, int]
 
-SMALL = {"dim": 512, "inter": 256, "n_routed": 8, "topk": 3, "max_tokens": 4}
-REAL = {"dim": 5120, "inter": 2304, "n_routed": 384, "topk": 6, "max_tokens": 1}
-LEAST = {"dim": 256, "inter": 256, "n_routed": 2, "topk": 1, "max_tokens": 1}
+SMALL = {
+    **{"dim": 512, "inter": 256, "n_routed": 8, "topk": 3, "max_tokens": 4},
+    **{"hc": 4, "cols": 4, "head_dim": 256, "table_rows": 1040},
+}
+REAL = {
+    **{"dim": 5120, "inter": 2304, "n_routed": 384, "topk": 6, "max_tokens": 1},
+    **{"hc": 4, "cols": 24, "head_dim": 256, "table_rows": 1_000_000},
+}
+"""An engram table has 384 times as many rows, and as many bytes a row."""
+LEAST = {
+    **{"dim": 256, "inter": 256, "n_routed": 2, "topk": 1, "max_tokens": 1},
+    **{"hc": 1, "cols": 2, "head_dim": 256, "table_rows": 8},
+}
 """Of a cycle, whose allocations count and not their sizes."""
 STAGING = 2
 """Experts that the page-locked memory of an ``ExpertArena`` holds."""
@@ -60,6 +71,7 @@ def _padded(value: int, step: int) -> int:
 
 FUNCTIONS: dict[str, Callable[..., int]] = {
     "max": max,
+    "min": min,
     "q2_k_bytes": lambda n, k: n * k // 256 * 84,
     "q3_k_bytes": lambda n, k: n * k // 256 * 110,
     "q8_1_rows_bytes": lambda m, k: m * k // 32 * 36,
@@ -175,18 +187,92 @@ def arena_source(shape: Shape) -> ArrayExperts:
     return ArrayExperts({0: (gate, up, down)})
 
 
+class Engram:
+    """An ``EngramV41`` with a layer, its table resident."""
+
+    ways = ("ids on the host", "ids on the device", "raw rows", "bf16 rows", "none")
+    """To fill the workspace; each step also runs as many tokens as there may be."""
+
+    def __init__(self, gpu: GpuBackend, spec: EngramLayerSpec, shape: Shape) -> None:
+        self.gpu = gpu
+        self.spec = spec
+        self.tokens = shape["max_tokens"]
+        self.loaded: LoadedEngramLayer = upload_engram_layer(gpu, spec)
+        try:
+            self.engram = EngramV41(gpu, **self.loaded.shape, max_tokens=self.tokens)
+        except BaseException:
+            self.loaded.free()
+            raise
+        try:
+            self.engram.add_layer(self.loaded.weights)
+        except BaseException:
+            self.free()
+            raise
+
+    def step(self, way: int) -> None:
+        """One token, and all that the workspace holds, in way number ``way``."""
+        gpu, engram, spec = self.gpu, self.engram, self.spec
+        for tokens in {1, self.tokens}:
+            ids = np.arange(tokens * spec.cols).reshape(tokens, spec.cols) % spec.table.shape[0]
+            streams = np.ones((tokens, spec.hc, spec.dim), np.float32)
+            with (
+                gpu.upload(ids, "memory_audit.ids") as given,
+                gpu.upload(streams, "memory_audit.streams") as staged,
+            ):
+                if self.ways[way] == "ids on the host":
+                    engram.rows_from_ids(spec.layer, ids)
+                elif self.ways[way] == "ids on the device":
+                    engram.rows_from_ids(spec.layer, given, tokens)
+                    engram.check_ids(spec.layer)
+                elif self.ways[way] == "raw rows":
+                    engram.rows_from_q2k(spec.layer, np.ascontiguousarray(spec.table.numpy()[ids.reshape(-1)]))
+                elif self.ways[way] == "none":
+                    engram.apply_ids(spec.layer, given, staged)
+                else:
+                    engram.rows_from_bf16(spec.layer, np.zeros((tokens, engram.in_features), np.uint16))
+                engram.apply(spec.layer, staged, tokens)
+                gpu.synchronize()
+
+    def free(self) -> None:
+        """Give everything back."""
+        try:
+            self.engram.free()
+        finally:
+            self.loaded.free()
+
+    def formulas(self) -> dict[str, str]:
+        """Of each tag."""
+        weights = {
+            "qk": "4 * hc * dim",
+            "wkv_q2k": "q2_k_bytes((hc + 1) * dim, cols * head_dim)",
+            "wkv": "2 * (hc + 1) * dim * cols * head_dim",
+            "table": "q2_k_bytes(table_rows, head_dim)",
+        }
+        found = {f"EngramV41LayerWeights.{name}": formula for name, formula in weights.items()}
+        return found | {f"EngramV41.{spec.name}": spec.formula for spec in self.engram.buffer_table()}
+
+
+def engram_weights(shape: Shape) -> EngramLayerSpec:
+    """A layer of 2-grams, with a table of exactly so many rows."""
+    cols, rows = shape["cols"], shape["table_rows"]
+    spec = random_engram_layer(0, dim=shape["dim"], hc=shape["hc"], heads=cols, max_ngram=2, table_rows=cols)
+    table = np.resize(spec.table.numpy(), (rows, spec.table.numpy().shape[1]))
+    return replace(spec, table=ArrayTensor(spec.table.type, (rows, shape["head_dim"]), table))
+
+
 @dataclass(frozen=True)
 class Part:
     """A model part: what makes its weights on the host, what builds it, and the streams and events that it takes."""
 
     weights: Callable[[Shape], Any]
-    build: Callable[[GpuBackend, Any, Shape], Moe | Arena]
+    build: Callable[[GpuBackend, Any, Shape], Moe | Arena | Engram]
     handles: Mapping[str, int]
 
 
 PARTS = {
     "MoeV41": Part(moe_weights, Moe, {"stream": 1, "event": 2}),
     "ExpertArena": Part(arena_source, Arena, {"stream": 1, "event": 1 + STAGING}),
+    "EngramV41": Part(engram_weights, Engram, {}),
 }
 
 
@@ -214,7 +300,7 @@ class Row:
 
 def evaluate(formula: str, shape: Shape) -> int:
     """Bytes of a formula in the words of a shape; ``me`` is ``max(max_tokens, topk)``."""
-    words = {**shape, "me": max(shape["max_tokens"], shape["topk"])}
+    words = {**shape, "me": max(shape["max_tokens"], shape["topk"]), "rows": shape["max_tokens"] * shape["topk"]}
     return int(eval(formula, {"__builtins__": {}, **FUNCTIONS}, words))
 
 

@@ -69,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="devices, driver, versions, backends, cache")
     info.add_argument("--json", action="store_true")
 
-    demo = commands.add_parser("demo", help="route and run tokens through a MoE layer, beside the float64 reference")
+    demo = commands.add_parser("demo", help="tokens through a MoE layer and its engram, beside the float64 reference")
     demo.add_argument("model", nargs="?", metavar="MODEL.gguf", help="default: a small layer of random weights")
-    verify = commands.add_parser("verify", help="every stage of a MoE layer against float64; exit 1 if one is off")
+    verify = commands.add_parser("verify", help="every stage of a layer against float64; exit 1 if one is off")
     verify.add_argument("model", metavar="MODEL.gguf")
     for command in (demo, verify):
         command.add_argument("--layer", type=_count, default=0, metavar="N")

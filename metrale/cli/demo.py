@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""``metrale demo``: tokens through a MoE layer, one by one, beside the float64 reference."""
+"""``metrale demo``: tokens through a MoE layer and its engram, one by one, beside the float64 reference."""
 
 import time
 from itertools import islice
@@ -47,12 +47,14 @@ def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) ->
 
     print(f"{facts['device']}: {facts['model']}, layer {layer}")
     print(", ".join(f"{name} {value}" for name, value in shape.items()))
-    print(f"\n{'token':>5}  {'picks':<24} {'weights':<32} {'error':>9} {'ms':>8}")
+    head = f" {'engram':>9}" if run.engram is not None else ""
+    print(f"\n{'token':>5}  {'picks':<24} {'weights':<32} {'error':>9} {'ms':>8}{head}")
     for i, r in enumerate(results):
         weights = " ".join(f"{w:.3f}" for w in r["weights"])
         picks = " ".join(map(str, r["picks"]))
+        engram = f" {r['engram_error']:>9.1e}" if "engram_error" in r else ""
         verdict = "" if r["ok"] else "  OUT OF BOUNDS"
-        print(f"{i:>5}  {picks:<24} {weights:<32} {r['error']:>9.1e} {r['ms']:>8.3f}{verdict}")
+        print(f"{i:>5}  {picks:<24} {weights:<32} {r['error']:>9.1e} {r['ms']:>8.3f}{engram}{verdict}")
     print(
         f"\nerror: relative L2 against float64 arithmetic that rounds where the kernels store, at most {OUTPUT_BOUND}"
     )
@@ -62,7 +64,8 @@ def demo(model: str | None, layer: int, count: int, seed: int, as_json: bool) ->
 
 
 def run_token(run: LayerUnderTest, x: Any) -> dict[str, Any]:
-    """One token: picks, weights, the output's error, and the milliseconds from launch to result."""
+    """One token: picks, weights, the output's error, and the milliseconds from launch to result; the error of the
+    engram's streams."""
     gpu, moe = run.gpu, run.moe
     with gpu.upload(x, "demo.x") as staged:
         gpu.synchronize()
@@ -75,10 +78,15 @@ def run_token(run: LayerUnderTest, x: Any) -> dict[str, Any]:
     error = relative_l2(bf16_values(run.read("out", "uint16", run.spec.dim)), expected.out)
     same_picks = np.array_equal(picked.picks, expected.route.picks)
     weight_error = largest_difference(picked.weights, expected.route.weights)
+    engram = {}
+    if run.engram is not None:
+        result = run.engram.step(x)
+        engram["engram_error"] = relative_l2(result.after[0], run.engram.exact_streams(result))
     return {
+        **engram,
         "picks": picked.picks.tolist(),
         "weights": picked.weights.tolist(),
         "error": error,
         "ms": ms,
-        "ok": same_picks and weight_error <= WEIGHT_BOUND and error <= OUTPUT_BOUND,
+        "ok": same_picks and weight_error <= WEIGHT_BOUND and max([error, *engram.values()]) <= OUTPUT_BOUND,
     }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A MoE layer on the device and its reference beside it, for ``demo`` and ``verify``."""
+"""A MoE layer, and its engram if it has one, on the device and the references beside them, for ``demo`` and
+``verify``."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 import metrale
-from metrale.formats.deepseek41 import MoeLayerSpec, moe_layer_spec
+from metrale.cli.engram import EngramUnderTest, open_engram
+from metrale.formats.deepseek41 import MoeLayerSpec, engram_layer_spec, engram_layers, moe_layer_spec
 from metrale.formats.gguf import GgufFile
 from metrale.formats.load import upload_moe_layer
-from metrale.formats.synthetic import random_moe_layer
+from metrale.formats.synthetic import random_engram_layer, random_moe_layer
 from metrale.gpu import GpuBackend
 from metrale.moe_v41 import MoeV41
 from metrale.reference import moe as reference
@@ -44,6 +46,7 @@ class LayerUnderTest:
     spec: MoeLayerSpec
     moe: MoeV41
     oracle: reference.MoeLayer
+    engram: EngramUnderTest | None
 
     @property
     def layer(self) -> int:
@@ -61,11 +64,16 @@ class LayerUnderTest:
 def open_layer(model: str | None, layer: int) -> Iterator[LayerUnderTest]:
     """Load a layer of a file (None: one of random weights) onto the device there is; all is given back at the end."""
     with ExitStack() as stack:
+        engram_spec = None
         if model is None:
             spec = random_moe_layer(0, layer=layer, dim=512, inter=256, n_routed=16, topk=4)
+            engram_spec = random_engram_layer(0, layer=layer, dim=512, hc=4, heads=2, max_ngram=3, table_rows=1000)
             title = "random weights"
         else:
-            spec = moe_layer_spec(stack.enter_context(GgufFile(model)), layer)
+            gguf = stack.enter_context(GgufFile(model))
+            spec = moe_layer_spec(gguf, layer)
+            if layer in engram_layers(gguf):
+                engram_spec = engram_layer_spec(gguf, layer)
             title = model
         gpu = stack.enter_context(metrale.open())
         loaded = upload_moe_layer(gpu, spec)
@@ -73,7 +81,8 @@ def open_layer(model: str | None, layer: int) -> Iterator[LayerUnderTest]:
         moe = MoeV41(gpu, loaded.cfg)
         stack.callback(moe.free)
         moe.add_layer(layer, loaded.weights, loaded.experts)
-        yield LayerUnderTest(gpu, title, spec, moe, reference.MoeLayer.of(spec))
+        engram = None if engram_spec is None else stack.enter_context(open_engram(gpu, engram_spec))
+        yield LayerUnderTest(gpu, title, spec, moe, reference.MoeLayer.of(spec), engram)
 
 
 def tokens(seed: int, dim: int) -> Iterator[npt.NDArray[np.uint16]]:

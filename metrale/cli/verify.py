@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""``metrale verify``: every stage of a MoE layer against float64 of what the stage read."""
+"""``metrale verify``: every stage of a MoE layer, and of its engram, against float64 of what the stage read."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from metrale.cli.engram import TOKENS_AT_ONCE, EngramUnderTest
 from metrale.cli.json_text import print_json
 from metrale.cli.layer import (
     OUTPUT_BOUND,
@@ -26,6 +27,8 @@ __all__ = ["verify"]
 
 LOGIT_BOUND = 1e-5
 """Relative L2 error of the router's f32 logits."""
+GATE_BOUND = 1e-5
+"""Relative L2 error of the engram's f32 streams."""
 Q8_1_BLOCK = np.dtype([("d", "<u2"), ("sum", "<u2"), ("q", np.int8, Q8_1_BLOCK_VALUES)])
 
 
@@ -49,9 +52,12 @@ def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
     with open_layer(model, layer) as run:
         for x in islice(tokens(seed, run.spec.dim), count):
             with run.gpu.upload(x, "verify.x") as staged:
-                for check in _stages(run, x, staged):
-                    if check.stage not in worst or check.error > worst[check.stage].error:
-                        worst[check.stage] = check
+                checks = list(_stages(run, x, staged))
+            if run.engram is not None:
+                checks += _engram_stages(run.engram, x)
+            for check in checks:
+                if check.stage not in worst or check.error > worst[check.stage].error:
+                    worst[check.stage] = check
         name = run.gpu.name
     good = all(check.ok for check in worst.values())
     if as_json:
@@ -121,6 +127,21 @@ def _stages(run: LayerUnderTest, x: npt.NDArray[np.uint16], staged: Any) -> Iter
     yield Check("sum", float((bf16_values(out) != bf16_round(acc)).sum()), 0, "values that differ")
     yield Check("host selection", float((out != by_host).sum()), 0, "values that differ")
     yield _vector("layer", bf16_values(out), moe.moe_layer_quantised(oracle, x).out)
+
+
+def _engram_stages(run: EngramUnderTest, x: npt.NDArray[np.uint16]) -> Iterator[Check]:
+    """Run a token through the engram, then as several at once."""
+    got = run.step(x)
+    yield Check("engram ids", float((got.ids != run.expected_ids()).sum()), 0, "ids that differ")
+    differ = (got.rows[0] != run.expected_rows(got.ids)).sum()
+    yield Check("engram rows", float(differ), 0, "values that differ")
+    yield _vector("engram kv", bf16_values(got.kv[0]), run.expected_kv(got.rows[0]))
+    expected = run.expected_streams(got.before, got.kv[0])
+    yield Check("engram streams", relative_l2(got.after[0], expected), GATE_BOUND, "relative L2")
+    several = run.step(x, TOKENS_AT_ONCE)
+    expected = run.expected_kv(several.rows[0])
+    for kv in several.kv:
+        yield _vector("engram kv, many", bf16_values(kv), expected)
 
 
 def _vector(stage: str, got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Check:

@@ -1,19 +1,34 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What a GGUF file of a DeepSeek-V4.1 model holds: names, types, shapes and keys, checked before use."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from metrale.errors import malformed, refuse
+from metrale.errors import ArgumentError, FormatError, malformed, refuse
 from metrale.formats.gguf import GgufFile, Tensor
 from metrale.formats.kquant import BF16, F32, Q2_K, Q3_K, QuantType
 
-__all__ = ["MoeLayerSpec", "StoredTensor", "expert_tensors", "moe_layer_spec"]
+if TYPE_CHECKING:
+    from metrale.engram_v41 import EngramTables
+
+__all__ = [
+    "EngramLayerSpec",
+    "MoeLayerSpec",
+    "StoredTensor",
+    "engram_layer_spec",
+    "engram_layers",
+    "expert_tensors",
+    "moe_layer_spec",
+]
 
 ARCHITECTURE = "deepseek41"
 SCORING_FUNC = "sqrtsoftplus"
 SHARED_TYPES = (BF16, Q2_K, Q3_K)
+WKV_TYPES = (BF16, Q2_K)
+MAX_STREAMS = 4
 
 
 class StoredTensor(Protocol):
@@ -138,6 +153,110 @@ def _experts(gguf: GgufFile, layer: int, n_routed: int, dim: int, inter: int) ->
         return gguf.tensor(f"blk.{layer}.ffn_{name}_exps.weight", (kind,), (n_routed, n, k))
 
     return tensor("gate", Q2_K, inter, dim), tensor("up", Q2_K, inter, dim), tensor("down", Q3_K, dim, inter)
+
+
+@dataclass(frozen=True, slots=True)
+class EngramLayerSpec:
+    """One engram layer: its numbers, and handles to its tensors (those of a file are valid while it is open)."""
+
+    layer: int
+    site: int
+    """Which of the model's engram layers, from 0: its place in `hash`"""
+    dim: int
+    hc: int
+    head_dim: int
+    eps: float
+    hash: EngramTables
+    """Of all sites"""
+    table: StoredTensor
+    """Q2_K `[rows, head_dim]`"""
+    wkv: StoredTensor
+    """bf16 or Q2_K `[(hc + 1) * dim, cols * head_dim]`"""
+    q: StoredTensor
+    """f32 `[hc, dim]`, as is `k`"""
+    k: StoredTensor
+
+    @property
+    def cols(self) -> int:
+        """Rows a token gathers."""
+        return self.hash.cols
+
+
+def engram_layers(gguf: GgufFile) -> list[int]:
+    """The model's engram layers; none if it has no engram keys."""
+    key = _key("engram.layer_ids")
+    return gguf.array(key, int) if key in gguf else []
+
+
+def engram_layer_spec(gguf: GgufFile, layer: int) -> EngramLayerSpec:
+    """Describe engram layer `layer` of the file.
+
+    Refuses a layer that has no engram (`ArgumentError`). A missing key or tensor, one of another type or shape, and
+    constants that `EngramTables` refuses are a `FormatError` that names it.
+    """
+    _require(gguf, "general.architecture", gguf.scalar("general.architecture", str), ARCHITECTURE)
+    layers = engram_layers(gguf)
+    if layer not in layers:
+        refuse("layer", layer, f"an engram layer ({', '.join(map(str, layers)) or 'none in the file'})")
+    dim, hc = _count(gguf, "embedding_length"), _count(gguf, "hyper_connection.count")
+    if hc > MAX_STREAMS:
+        malformed(gguf.path, f"key {_key('hyper_connection.count')!r}", hc, f"1 to {MAX_STREAMS}")
+    head_dim = _count(gguf, "engram.key_length")
+    _require(gguf, _key("engram.key_length"), head_dim, Q2_K.block_values)
+    eps_key = _key("attention.layer_norm_rms_epsilon")
+    eps = _finite(gguf, eps_key, gguf.scalar(eps_key, float))
+    if eps < 0:
+        malformed(gguf.path, f"key {eps_key!r}", eps, "0 or more")
+    tables = _engram_tables(gguf, layers)
+    site, block = layers.index(layer), f"blk.{layer}"
+    return EngramLayerSpec(
+        layer=layer,
+        site=site,
+        dim=dim,
+        hc=hc,
+        head_dim=head_dim,
+        eps=eps,
+        hash=tables,
+        table=gguf.tensor(f"{block}.engram_embd.weight", (Q2_K,), (int(tables.table_rows[site]), head_dim)),
+        wkv=gguf.tensor(f"{block}.engram_wkv.weight", WKV_TYPES, ((hc + 1) * dim, tables.cols * head_dim)),
+        q=gguf.tensor(f"{block}.engram_q.weight", (F32,), (hc, dim)),
+        k=gguf.tensor(f"{block}.engram_k.weight", (F32,), (hc, dim)),
+    )
+
+
+def _engram_tables(gguf: GgufFile, layers: list[int]) -> EngramTables:
+    """The constants of all sites, with the rows of the tables that are in the file."""
+    import numpy as np
+
+    from metrale.engram_v41.tables import EngramTables
+
+    sites, ngram, heads = len(layers), _count(gguf, "engram.max_ngram_size"), _count(gguf, "engram.head_count")
+    rows = []
+    for layer in layers:
+        name = f"blk.{layer}.engram_embd.weight"
+        if name not in gguf.tensors:
+            malformed(gguf.path, f"tensor {name!r}", "none in the file", "the table of an engram layer")
+        rows.append(gguf.tensors[name].shape[0])
+
+    def of_sites(name: str, each: int) -> list[list[int]]:
+        values = gguf.array(_key(name), int)
+        if len(values) != sites * each:
+            needed = f"{sites * each}, {each} for each of {sites} engram layers"
+            malformed(gguf.path, f"key {_key(name)!r}", f"{len(values)} values", needed)
+        return [values[site * each : (site + 1) * each] for site in range(sites)]
+
+    cols = (ngram - 1) * heads
+    try:
+        return EngramTables(
+            token_map=np.array(gguf.array(_key("engram.token_map"), int)),
+            pad_id=gguf.scalar(_key("engram.pad_id"), int),
+            multipliers=np.array(of_sites("engram.multipliers", ngram), np.uint64),
+            primes=np.array(of_sites("engram.primes", cols)),
+            offsets=np.array(of_sites("engram.offsets", cols)),
+            table_rows=np.array(rows),
+        )
+    except (ArgumentError, OverflowError) as error:
+        raise FormatError(f"{gguf.path}: engram constants: {error}") from None
 
 
 def _key(name: str) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from metrale.formats.deepseek41 import MoeLayerSpec
+from metrale.engram_v41.tables import EngramTables
+from metrale.formats.deepseek41 import EngramLayerSpec, MoeLayerSpec
 from metrale.formats.kquant import BF16, F32, Q2_K, Q3_K, SUPER_BLOCK, QuantType
 
-__all__ = ["ArrayTensor", "random_blocks", "random_moe_layer"]
+__all__ = ["ArrayTensor", "random_blocks", "random_engram_layer", "random_moe_layer"]
 
 # Standard deviation of a weight for d = 1 and uniformly random quants and scales, and what of d the minimum's scale
 # takes so that the mean is 0.
@@ -84,4 +85,41 @@ def random_moe_layer(
         shared_gate=matrix(shared, inter, dim),
         shared_up=matrix(shared, inter, dim),
         shared_down=matrix(BF16 if shared is BF16 else Q3_K, dim, inter),
+    )
+
+
+def random_engram_layer(
+    seed: int, *, dim: int, hc: int, heads: int, max_ngram: int, table_rows: int, layer: int = 0, vocabulary: int = 128
+) -> EngramLayerSpec:
+    """A DeepSeek-V4.1 engram layer of random weights, with ``table_rows`` rows or some more; some tokens are not
+    mapped."""
+    rng = np.random.default_rng(seed)
+    cols = (max_ngram - 1) * heads
+    primes = table_rows // cols + 1 + 2 * np.arange(cols)
+    token_map = rng.permutation(vocabulary).astype(np.int32)
+    token_map[1::16] = -1
+    rows = int(primes.sum())
+
+    def weights(*shape: int) -> ArrayTensor:
+        return ArrayTensor(F32, shape, (1 + 0.3 * rng.standard_normal(shape)).astype(np.float32))
+
+    return EngramLayerSpec(
+        layer=layer,
+        site=0,
+        dim=dim,
+        hc=hc,
+        head_dim=SUPER_BLOCK,
+        eps=1e-6,
+        hash=EngramTables(
+            token_map=token_map,
+            pad_id=0,
+            multipliers=rng.integers(0, 2**40, (1, max_ngram), np.uint64) * np.uint64(2) + np.uint64(1),
+            primes=primes[None],
+            offsets=(np.cumsum(primes) - primes)[None],
+            table_rows=np.array([rows]),
+        ),
+        table=random_blocks(rng, Q2_K, (rows, SUPER_BLOCK)),
+        wkv=random_blocks(rng, Q2_K, ((hc + 1) * dim, cols * SUPER_BLOCK)),
+        q=weights(hc, dim),
+        k=weights(hc, dim),
     )

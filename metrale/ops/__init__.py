@@ -3,11 +3,20 @@
 
 A launcher refuses kernels of other names than it launches, and pointers that are not aligned to what lies there:
 2 bytes for bf16, 4 for f32, 8 for addresses, or as it says. From Cython, ``cimport`` the ``c_`` functions of
-``metrale.ops.dense``, ``kquant``, ``mmq``, ``moe``, ``grouped`` and ``conv1d``: the same launches on plain integers.
+``metrale.ops.dense``, ``engram``, ``kquant``, ``mmq``, ``moe``, ``grouped`` and ``conv1d``: the same launches on plain
+integers.
 """
 
 from metrale.ops.conv1d import conv1d_update_chunk2
 from metrale.ops.dense import dense_gemm, dense_gemv
+from metrale.ops.engram import (
+    dequant_q2_k_to_bf16,
+    engram_v41_gate,
+    engram_v41_hash,
+    engram_v41_rows_gather,
+    engram_v41_wkv_q2k_gemv,
+    engram_v41_wkv_q2k_gemv_gather,
+)
 from metrale.ops.grouped import (
     kquant_mmq_grouped,
     kquant_mmvq_grouped,
@@ -40,6 +49,12 @@ __all__ = [
     "conv1d_update_chunk2",
     "dense_gemm",
     "dense_gemv",
+    "dequant_q2_k_to_bf16",
+    "engram_v41_gate",
+    "engram_v41_hash",
+    "engram_v41_rows_gather",
+    "engram_v41_wkv_q2k_gemv",
+    "engram_v41_wkv_q2k_gemv_gather",
     "kquant_mmq128",
     "kquant_mmq_grouped",
     "kquant_mmvq_experts_w",

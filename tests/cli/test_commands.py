@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from metrale.cli import demo as cli_demo
+from metrale.cli import engram as cli_engram
 from metrale.cli import layer as cli_layer
 from metrale.cli import main
 from metrale.errors import MetraleError
@@ -115,6 +116,39 @@ def test_verify_finds_every_stage_in_bounds(backend, layer, capsys):
     stages = {s["stage"]: s for s in json.loads(capsys.readouterr().out)["stages"]}
     assert {"logits", "picks", "gate", "up", "swiglu", "down", "shared down", "sum", "layer"} <= stages.keys()
     assert all(s["ok"] for s in stages.values())
+
+
+ENGRAM_STAGES = {"engram ids", "engram rows", "engram kv", "engram kv, many", "engram streams"}
+
+
+@pytest.mark.parametrize(("layer", "stages"), [("0", set()), ("1", ENGRAM_STAGES)])
+def test_verify_checks_the_engram_of_a_layer_that_has_one(backend, layer, stages, capsys):
+    assert main(["verify", TINY, "--layer", layer, "--tokens", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["stages"]
+    assert {s["stage"] for s in found if s["stage"].startswith("engram")} == stages
+
+
+@pytest.mark.parametrize(("layer", "has_one"), [("0", False), ("1", True)])
+def test_demo_runs_the_engram_of_a_layer_that_has_one(backend, layer, has_one, capsys):
+    assert main(["demo", TINY, "--layer", layer, "--tokens", "2", "--json"]) == 0
+    tokens = json.loads(capsys.readouterr().out)["tokens"]
+    assert ["engram_error" in token for token in tokens] == [has_one] * 2
+
+
+@pytest.mark.parametrize("command", ["verify", "demo"])
+def test_damage_to_the_engrams_weights_is_found(command, monkeypatch, capsys):
+    upload = load.upload_engram_layer
+
+    def with_damage(gpu, spec, **options):
+        loaded = upload(gpu, spec, **options)
+        gpu.copy_h2d(np.full(4 * spec.dim, 7, np.float32), loaded.weights.qk)
+        return loaded
+
+    monkeypatch.setattr(cli_engram, "upload_engram_layer", with_damage)
+    monkeypatch.setenv("METRALE_BACKEND", "host")
+    assert main([command, TINY, "--layer", "1", "--tokens", "1"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("OUT OF BOUNDS") == 1
 
 
 def test_verify_exits_1_and_names_the_stage_when_a_matrix_on_the_device_is_not_the_files(monkeypatch, capsys):

@@ -154,7 +154,7 @@ def test_the_legacy_stream_of_a_producer_is_waited_for(torch, gemv, x, weight, o
 
 
 def builder(cuda, x, weight, out):
-    launch = KernelLaunch(cuda, cuda.kernel("gemv", "dense_gemv_bf16")).grid(1).block(256)
+    launch = KernelLaunch(cuda, cuda.kernel("gemv", "dense_gemv_bf16")).grid(1).block(256).shared_mem(3 * 32768)
     return launch.arg_ptr(x).arg_ptr(weight).arg_ptr(out).arg_u32(ROWS).arg_u32(COLUMNS)
 
 

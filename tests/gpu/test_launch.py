@@ -342,7 +342,7 @@ def test_a_kernel_is_loaded_once(device, probe):
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        ("gemm", "dense_gemv_bf16", "no kernel module 'gemm'; nearest: gemv"),
+        ("gemvs", "dense_gemv_bf16", "no kernel module 'gemvs'; nearest: gemv"),
         ("gemv", "dense_gemv_f16", "no kernel 'dense_gemv_f16' in module 'gemv'; nearest: dense_gemv_bf16"),
         ("moe_v41", "swiglu", "no kernel 'swiglu' in module 'moe_v41'; nearest: .*moe_v41_swiglu"),
         ("", "", "no kernel module ''; nearest: "),

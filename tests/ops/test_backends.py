@@ -2,6 +2,8 @@
 """The host and the GPU give the same results, and the GPU gives the same bits every time."""
 
 import launches
+import launches_engram
+import launches_gemm
 import numpy as np
 import pytest
 from samples import KINDS, assert_near, bf16, kquant_rows
@@ -23,6 +25,20 @@ def as_values(array):
 
 KERNELS = {
     "dense_gemv_bf16": lambda gpu, rng: launches.dense_gemv(gpu, bf16(rng, 2048), bf16(rng, 300, 2048)),
+    **{
+        form: lambda gpu, rng, form=form: launches_gemm.dense_gemm(gpu, form, bf16(rng, 20, 520), bf16(rng, 150, 520))
+        for form in launches_gemm.KERNELS
+    },
+    "engram_v41_wkv_q2k_gemv": lambda gpu, rng: launches_engram.wkv_gemv(
+        gpu, bf16(rng, 2304), kquant_rows(rng, Q2_K, 300, 2304)
+    ),
+    "engram_v41_gate": lambda gpu, rng: launches_engram.gate(
+        gpu,
+        rng.standard_normal((3, 4, 5120), np.float32),
+        bf16(rng, 3, 5 * 5120),
+        rng.standard_normal((4, 5120), np.float32),
+        1e-6,
+    ),
     "causal_conv1d_update_chunk2": lambda gpu, rng: launches.conv1d_update_chunk2(
         gpu, rng.standard_normal((2, 300, 4), np.float32), bf16(rng, 2, 2, 300), bf16(rng, 300, 4)
     ),
@@ -53,6 +69,10 @@ KERNELS = {
 EXACT = {
     "kquant_q8_1_rows_bf16": lambda gpu, rng: launches.quantise(gpu, bf16(rng, 8, 5120)),
     "kquant_probe_decode": lambda gpu, rng: launches.decode(gpu, Q3_K, kquant_rows(rng, Q3_K, 100, 256)),
+    "dequant_q2_k_to_bf16": lambda gpu, rng: launches_engram.dequant_q2_k(gpu, kquant_rows(rng, Q2_K, 100, 256)),
+    "engram_v41_rows_gather": lambda gpu, rng: launches_engram.rows_gather(
+        gpu, rng.integers(0, 40, 60), kquant_rows(rng, Q2_K, 40, 256)
+    )[0],
     "moe_v41_finish": lambda gpu, rng: launches.finish(gpu, rng.standard_normal(5120, np.float32)),
     "moe_v41_accumulate": lambda gpu, rng: launches.accumulate(
         gpu, rng.standard_normal(999, np.float32), bf16(rng, 999)

@@ -43,13 +43,15 @@ POINTERS = {
     ),
     *("table", "triples", "arena_base", "rows", "offsets", "tiles", "n_tiles"),
     *("row_token", "row_weight", "token_rows", "shared"),
+    *("raw", "streams", "kv", "qk", "ids", "flag", "compressed", "multipliers", "primes"),
 }
-WIDE = {"slot_bytes", "gate_off", "up_off", "down_off"}
-FLOATS = {"limit", "gate_temp", "route_scale"}
+WIDE = {"slot_bytes", "gate_off", "up_off", "down_off", "table_rows"}
+FLOATS = {"limit", "gate_temp", "route_scale", "eps"}
 NUMBERS = {
-    *("n", "k", "d_inner", "d_conv", "batch_size", "K", "M", "N", "y_stride_bytes", "experts", "warps"),
+    *("m", "n", "k", "d_inner", "d_conv", "batch_size", "K", "M", "N", "y_stride_bytes", "experts", "warps"),
     *("rows", "inter", "n_rows", "dim", "n_routed", "topk", "tokens", "first", "last", "tile_rows"),
     *("blocks_per_row", "y_rows", "out_stride", "out_rows", "max_tiles", "projections"),
+    *("n_blocks", "row_bytes", "hc", "start", "sites", "ngram", "heads", "pad"),
 }
 POINTER = "a device pointer that is not null"
 AT_LEAST_1 = "1 or more"
@@ -75,6 +77,47 @@ CALLS = {
         "gemv",
         "dense_gemv_bf16",
         {"input": "ptr", "weight": "ptr", "output": "ptr", "n": 4, "k": 8},
+    ),
+    ops.dense_gemm: (
+        "gemm",
+        "dense_gemm_bf16",
+        {"input": "ptr", "weight": "ptr", "output": "ptr", "m": 2, "n": 4, "k": 8},
+    ),
+    ops.dequant_q2_k_to_bf16: (
+        "dequant_gguf_bf16",
+        "dequant_q2_k_to_bf16",
+        {"raw": "ptr", "out": "ptr", "n_blocks": 2, "row_bytes": 84},
+    ),
+    ops.engram_v41_wkv_q2k_gemv: (
+        "engram_v41",
+        "engram_v41_wkv_q2k_gemv",
+        {"A": "ptr", "B": "ptr", "C": "ptr", "N": 4, "K": 256},
+    ),
+    ops.engram_v41_wkv_q2k_gemv_gather: (
+        "engram_v41",
+        "engram_v41_wkv_q2k_gemv_gather",
+        {
+            **{"ids": "ptr", "table": "ptr", "B": "ptr", "C": "ptr", "N": 4, "K": 256},
+            **{"table_rows": 40, "flag": "ptr"},
+        },
+    ),
+    ops.engram_v41_gate: (
+        "engram_v41",
+        "engram_v41_gate",
+        {"streams": "ptr", "kv": "ptr", "qk": "ptr", "dim": 32, "hc": 4, "eps": 1e-6, "tokens": 2},
+    ),
+    ops.engram_v41_rows_gather: (
+        "engram_v41",
+        "engram_v41_rows_gather",
+        {"ids": "ptr", "table": "ptr", "out": "ptr", "n_rows": 4, "table_rows": 40, "flag": "ptr"},
+    ),
+    ops.engram_v41_hash: (
+        "engram_v41",
+        "engram_v41_hash",
+        {
+            **{"compressed": "ptr", "out": "ptr", "tokens": 2, "start": 1, "multipliers": "ptr", "primes": "ptr"},
+            **{"offsets": "ptr", "sites": 2, "ngram": 3, "heads": 2, "pad": 0},
+        },
     ),
     ops.conv1d_update_chunk2: (
         "causal_conv1d",
@@ -124,6 +167,7 @@ CALLS = {
 }
 # The launchers of several kernels.
 KERNELS = {
+    ops.dense_gemm: ["dense_gemm_bf16", "dense_gemm_bf16_tc_f32out", "dense_gemm_bf16_f32out"],
     ops.kquant_mmvq_w: [f"kquant_mmvq_{kind}_w" for kind in ("q2_k", "q3_k", "q6_k")],
     ops.kquant_mmvq_experts_w: [
         f"kquant_mmvq_{kind}_experts_w{warps}" for kind in ("q2_k", "q3_k") for warps in ("2", "", "8")
@@ -136,6 +180,27 @@ OF_32 = "a positive multiple of 32"
 # launcher -> (argument, value, what is allowed instead)
 SIZES = {
     ops.dense_gemv: [("n", 0, AT_LEAST_1), ("k", 0, AT_LEAST_1)],
+    ops.dense_gemm: [("m", 0, AT_LEAST_1), ("n", 0, AT_LEAST_1), ("k", 0, AT_LEAST_1)],
+    ops.dequant_q2_k_to_bf16: [
+        ("n_blocks", 0, AT_LEAST_1),
+        *[("row_bytes", n, "84 or more, a multiple of 4") for n in (0, 80, 86)],
+    ],
+    ops.engram_v41_wkv_q2k_gemv: [("N", 0, AT_LEAST_1), *[("K", k, OF_256) for k in (0, 128, 300)]],
+    ops.engram_v41_wkv_q2k_gemv_gather: [
+        *[("N", 0, AT_LEAST_1), ("table_rows", 0, AT_LEAST_1)],
+        *[("K", k, OF_256) for k in (0, 128, 300)],
+    ],
+    ops.engram_v41_gate: [
+        *[("dim", 0, AT_LEAST_1), ("tokens", 0, AT_LEAST_1)],
+        *[("hc", n, "1 to 4") for n in (0, 5)],
+        *[("eps", value, "0 or more") for value in (-1.0, float("nan"))],
+    ],
+    ops.engram_v41_rows_gather: [("n_rows", 0, AT_LEAST_1), ("table_rows", 0, AT_LEAST_1)],
+    ops.engram_v41_hash: [
+        *[("tokens", 0, AT_LEAST_1), ("heads", 0, AT_LEAST_1)],
+        *[("sites", n, "1 to 65535") for n in (0, 65_536)],
+        *[("ngram", n, "2 to 64") for n in (0, 1, 65)],
+    ],
     ops.conv1d_update_chunk2: [
         *[("d_inner", 0, AT_LEAST_1), ("batch_size", 0, AT_LEAST_1)],
         *[("d_conv", width, "4") for width in (0, 3, 5)],
@@ -303,8 +368,16 @@ def test_every_other_kernel_of_the_package(call, device, launcher):
         (ops.kquant_mmvq_experts_w, {"experts": 65_536}),
         (ops.moe_v41_router_gemv_f32out_products, {"N": 1 << 31}),
         (ops.conv1d_update_chunk2, {"batch_size": 65_536}),
+        (ops.dense_gemm, {"n": 65_536 * 128}),
+        (ops.engram_v41_gate, {"tokens": 1 << 31}),
     ],
 )
 def test_more_than_a_grid_holds(call, launcher, sizes):
     with pytest.raises(LaunchError, match=f"{CALLS[launcher][1]}: grid: got "):
         call(launcher, **sizes)
+
+
+@pytest.mark.parametrize("launcher", [ops.engram_v41_wkv_q2k_gemv, ops.engram_v41_wkv_q2k_gemv_gather])
+def test_more_than_shared_memory_holds(call, launcher):
+    with pytest.raises(LaunchError, match=f"{CALLS[launcher][1]}: shared_mem: got 2140672 bytes"):
+        call(launcher, K=1 << 20)

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from metrale import KernelLaunch
+from metrale.engram_v41 import EngramV41, EngramV41LayerWeights
+from metrale.engram_v41.weights import upload_qk
 from metrale.formats.kquant import BF16, Q2_K
-from metrale.formats.load import load_moe_layer, upload_moe_layer
-from metrale.formats.synthetic import random_moe_layer
+from metrale.formats.load import load_engram_layer, load_moe_layer, upload_engram_layer, upload_moe_layer
+from metrale.formats.synthetic import random_engram_layer, random_moe_layer
 from metrale.gpu import Graph
 from metrale.gpu.buffer import OwnedHandle
 from metrale.gpu.owner import Owner
@@ -28,6 +30,7 @@ TINY = Path(__file__).parents[1] / "data" / "tiny-v41.gguf"
 CFG = MoeV41Cfg(dim=512, inter=256, n_routed=8, topk=3)
 SPEC = random_moe_layer(0, dim=256, inter=256, n_routed=2, topk=1)
 EXPERTS = ArrayExperts({0: [np.zeros((3, nbytes), np.uint8) for nbytes in (21504, 21504, 28160)]})
+ENGRAM = random_engram_layer(0, dim=32, hc=1, heads=1, max_ngram=2, table_rows=3)
 N = 16  # floats of a launch
 
 CONSTRUCTORS = {}
@@ -256,4 +259,43 @@ def moe_with_a_layer(gpu):
         loaded = made.add(upload_moe_layer(gpu, SPEC))
         moe = made.add(MoeV41(gpu, loaded.cfg))
         moe.add_layer(0, loaded.weights, loaded.experts)
+    return made
+
+
+@constructor()
+def engram_weights(gpu):
+    """From NumPy arrays."""
+    with Owner(gpu, "Weights") as own:
+        qk = upload_qk(own, np.ones((1, 32)), np.ones((1, 32)))
+        wkv = ResidentMat.upload(own, "wkv", BF16, (64, 256), np.zeros((64, 256), np.uint16))
+        return EngramV41LayerWeights(0, qk, wkv, None, None, own)
+
+
+@constructor()
+def engram_layer_in_memory(gpu):
+    return upload_engram_layer(gpu, ENGRAM)
+
+
+@constructor()
+def engram_layer_of_a_file(gpu):
+    return load_engram_layer(gpu, TINY, 1, resident=False)
+
+
+@constructor()
+def engram(gpu):
+    made = EngramV41(gpu, 32, 1, 256, 1, 1e-6, 2)
+    try:
+        made.upload_qk(np.ones((1, 32)), np.ones((1, 32)))
+    except BaseException:
+        made.free()
+        raise
+    return made
+
+
+@constructor()
+def engram_with_a_layer(gpu):
+    with Several() as made:
+        loaded = made.add(upload_engram_layer(gpu, ENGRAM))
+        engram = made.add(EngramV41(gpu, **loaded.shape, max_tokens=2))
+        engram.add_layer(loaded.weights)
     return made

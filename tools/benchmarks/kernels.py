@@ -88,9 +88,9 @@ class Bench:
             launch()
         self.gpu.synchronize()
         with self._graph(launches) as replay:
-            return self._median_us(replay) / len(launches)
+            return self.median_us(replay) / len(launches)
 
-    def _median_us(self, work: Callable[[], None]) -> float:
+    def median_us(self, work: Callable[[], None]) -> float:
         """Median microseconds, between events, of what ``work`` queues."""
         start, end = self.gpu.create_event(timing=True), self.gpu.create_event(timing=True)
         times = []
@@ -123,7 +123,7 @@ class Bench:
         with self.gpu.buffer(COPY_BYTES) as a, self.gpu.buffer(COPY_BYTES) as b:
             self.gpu.memset(a, 1, COPY_BYTES)
             # Not in a graph, where the driver may give a copy to the slower copy engines.
-            us = self._median_us(lambda: self.gpu.copy_d2d_async(a, b, COPY_BYTES, None))
+            us = self.median_us(lambda: self.gpu.copy_d2d_async(a, b, COPY_BYTES, None))
         return 2 * COPY_BYTES / us * 1e6
 
     def release(self) -> None:

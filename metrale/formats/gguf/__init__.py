@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING
 from metrale.formats.gguf.file import GgufFile, Tensor
 
 if TYPE_CHECKING:
-    from metrale.formats.load import LoadedMoeLayer
+    from metrale.formats.load import LoadedEngramLayer, LoadedMoeLayer
     from metrale.gpu import GpuBackend
     from metrale.moe_v41 import ExpertArena, GgufExperts
 
-__all__ = ["GgufFile", "Tensor", "expert_source", "load_moe_layer"]
+__all__ = ["GgufFile", "Tensor", "expert_source", "load_engram_layer", "load_moe_layer"]
+
+
+def load_engram_layer(
+    gpu: "GpuBackend", path: str | os.PathLike[str], layer: int, *, resident: bool = True, several_tokens: bool = True
+) -> "LoadedEngramLayer":
+    """`metrale.formats.load.load_engram_layer`, imported when called."""
+    from metrale.formats import load
+
+    return load.load_engram_layer(gpu, path, layer, resident=resident, several_tokens=several_tokens)
 
 
 def expert_source(path: str | os.PathLike[str]) -> "GgufExperts":

@@ -208,6 +208,21 @@ class Tensor:
                 refuse("buffer", asked, f"a range within the {self.nbytes} bytes of {self.name!r}")
             self._part.read_into(target, self.offset + offset, f"tensor {self.name!r}")
 
+    def read_rows_into(self, buffer: WriteableBuffer, indices: Sequence[int]) -> None:
+        """Fill `buffer` with the bytes of these indices of the outermost dim, one after the other, by `pread`: all
+        are asked of the disk before the first is waited for."""
+        rows, size = self.shape[0] if self.shape else 1, self.slice_nbytes
+        for index in indices:
+            if not 0 <= index < rows:
+                refuse("index", index, f"0..{rows - 1} for tensor {self.name!r}")
+        with memoryview(buffer) as given, given.cast("B") as target:
+            if target.nbytes != len(indices) * size:
+                refuse("buffer", f"{target.nbytes} bytes", f"{len(indices) * size}, {size} an index")
+            offsets = [self.offset + int(index) * size for index in indices]
+            self._part.announce(offsets, size)
+            for i, offset in enumerate(offsets):
+                self._part.read_into(target[i * size : (i + 1) * size], offset, f"tensor {self.name!r}")
+
 
 class _Part:
     """One file on disk: its handle, its map and its header.
@@ -275,6 +290,12 @@ class _Part:
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.map)[offset : offset + nbytes]
+
+    def announce(self, offsets: Sequence[int], nbytes: int) -> None:
+        """Have the system begin to read these places."""
+        if self._map is not None:
+            for offset in offsets:
+                os.posix_fadvise(self._file.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, target: memoryview, offset: int, what: str) -> None:
         if self._map is None:
