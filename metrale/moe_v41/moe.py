@@ -255,12 +255,10 @@ class MoeV41:
         headers = self._headers(layer, state, stream)
         for token, header in enumerate(headers):
             _check_flags(layer, token, int(header[0]) & ~(NOT_RESIDENT if state.fetched else 0))
-        parts = headers[:, 1:].reshape(len(headers), 3, self.cfg.topk).transpose(1, 0, 2)
-        picks, weights, slots = parts if state.many else parts[:, 0]
-        return RoutedToken(
-            *(np.ascontiguousarray(part).view(kind)
-              for part, kind in ((picks, np.int32), (weights, np.float32), (slots, np.int32)))
-        )  # fmt: skip
+        picks, weights, slots = headers[:, 1:].reshape(-1, 3, self.cfg.topk).transpose(1, 0, 2).copy()
+        if not state.many:
+            picks, weights, slots = picks[0], weights[0], slots[0]
+        return RoutedToken(picks.view(np.int32), weights.view(np.float32), slots.view(np.int32))
 
     def out_ptr(self) -> DevicePtr:
         """Where ``forward`` leaves its output, bf16 ``[dim]``."""

@@ -37,11 +37,11 @@ def moe_grouped_tiles(GpuBackend gpu not None, KernelHandle kernel not None, hdr
                       tile_rows, offsets, tiles, n_tiles, stream):
     """The experts' rows and their tiles, from many tokens' selections, with ``moe_grouped_tiles``.
 
-    hdr u32 ``[tokens, 1 + 3 * topk]`` of ``moe_v41_route_select_tokens`` -> offsets u32 ``[n_routed + 1]``, the first row
-    of each expert and the number of rows; tiles u32 ``[., 4]`` = expert, first row, rows, unused, of up to ``tile_rows``
-    rows each, of the experts ``first`` to ``last - 1``, ascending; n_tiles u32 ``[1]``, their number, at most
-    ``min(n_routed, tokens * topk) + tokens * topk // tile_rows``. tiles lies on a 16-byte boundary. Refuses ``tokens`` or
-    ``tile_rows`` of 0, ``n_routed`` outside 1..1024, ``topk`` outside 1..32, null pointers.
+    hdr u32 ``[tokens, 1 + 3 * topk]`` of ``moe_v41_route_select_tokens`` -> offsets u32 ``[n_routed + 1]``, the first
+    row of each expert and the number of rows; tiles u32 ``[., 4]`` = expert, first row, rows, unused, of up to
+    ``tile_rows`` rows each, of the experts ``first`` to ``last - 1``, ascending; n_tiles u32 ``[1]``, their number,
+    at most ``min(n_routed, tokens * topk) + tokens * topk // tile_rows``. tiles lies on a 16-byte boundary. Refuses
+    ``tokens`` or ``tile_rows`` of 0, ``n_routed`` outside 1..1024, ``topk`` outside 1..32, null pointers.
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t hdr_ = as_ptr(hdr, "hdr", gpu, s), offsets_ = as_ptr(offsets, "offsets", gpu, s)
@@ -143,9 +143,9 @@ def moe_grouped_combine(GpuBackend gpu not None, KernelHandle kernel not None, s
     """Sum each token's rows and the shared expert's, with ``moe_grouped_combine``.
 
     src bf16 ``[rows, dim]``; token_rows of ``moe_grouped_rows``, or null for one token with the rows ``0 .. topk - 1``;
-    shared bf16 ``[tokens, dim]`` -> acc f32 and out bf16 ``[tokens, dim]``: the bits of adding the rows onto zeros one by
-    one in ascending expert, then ``shared``. Refuses ``tokens``, ``topk`` or ``dim`` of 0, null ``token_rows`` for several
-    tokens, other null pointers.
+    shared bf16 ``[tokens, dim]`` -> acc f32 and out bf16 ``[tokens, dim]``: the bits of adding the rows onto zeros
+    one by one in ascending expert, then ``shared``. Refuses ``tokens``, ``topk`` or ``dim`` of 0, null
+    ``token_rows`` for several tokens, other null pointers.
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t src_ = as_ptr(src, "src", gpu, s), token_rows_ = as_ptr(token_rows, "token_rows", gpu, s)
@@ -186,12 +186,11 @@ def kquant_mmvq_grouped(GpuBackend gpu not None, KernelHandle kernel not None, t
                         K, N, n_routed, out_rows, max_tiles, projections, stream):
     """All experts' products with their q8_1 rows in one launch, with ``kquant_mmvq_{q2_k,q3_k}_grouped``.
 
-    tables u64 ``[projections, n_routed]``, addresses of each expert's blocks ``[N, K/256]``; y: q8_1 rows; rows u32: y's row of
-    each row, or null for the same; tiles and n_tiles of ``moe_grouped_tiles`` with ``tile_rows`` up to 8, of
-    which at most ``max_tiles``; out bf16 ``[projections, out_rows, N]``. Each row's bits are those of
-    ``kquant_mmvq_w``. Refuses ``K`` that is
-    not a positive multiple of 256, ``N``, ``n_routed``, ``out_rows``, ``max_tiles`` or ``projections`` of 0, null
-    pointers (but ``rows``).
+    tables u64 ``[projections, n_routed]``, addresses of each expert's blocks ``[N, K/256]``; y: q8_1 rows; rows u32:
+    y's row of each row, or null for the same; tiles and n_tiles of ``moe_grouped_tiles`` with ``tile_rows`` up to
+    8, of which at most ``max_tiles``; out bf16 ``[projections, out_rows, N]``. Each row's bits are those of
+    ``kquant_mmvq_w``. Refuses ``K`` that is not a positive multiple of 256, ``N``, ``n_routed``, ``out_rows``,
+    ``max_tiles`` or ``projections`` of 0, null pointers (but ``rows``).
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t tables_ = as_ptr(tables, "tables", gpu, s), y_ = as_ptr(y, "y", gpu, s)
@@ -230,15 +229,15 @@ cdef int c_kquant_mmvq_grouped(GpuBackend gpu, KernelHandle kernel, uint64_t tab
 
 def kquant_mmq_grouped(GpuBackend gpu not None, KernelHandle kernel not None, tables, y, rows, out, tiles, n_tiles, K,
                        N, n_routed, out_rows, y_rows, max_tiles, projections, stream):
-    """All experts' products on the int8 tensor cores in one launch, with ``kquant_mmq_{q2_k,q3_k}_grouped{16,128}``.
+    """All experts' products on the int8 tensor cores in one launch, with
+    ``kquant_mmq_{q2_k,q3_k}_grouped{16,128}``.
 
-    tables u64 ``[projections, n_routed]``, addresses of each expert's blocks ``[N, K/256]``; y: ``y_rows``
-    rows of ``metrale_q8_1_quantize_bf16``, D2S6 for Q2_K, D4 for Q3_K; rows u32: y's row of
-    each row, or null for the same; tiles and n_tiles of ``moe_grouped_tiles`` with ``tile_rows`` up to the kernel's suffix, of
-    which at most ``max_tiles``; out bf16 ``[projections, out_rows, N]``. Each row's bits are those of
-    ``kquant_mmq128``, whatever the tiles. Refuses ``K`` that is
-    not a positive multiple of 256, ``N``, ``n_routed``, ``out_rows``, ``max_tiles`` or ``projections`` of 0, ``y_rows`` of 0, null
-    pointers (but ``rows``).
+    tables u64 ``[projections, n_routed]``, addresses of each expert's blocks ``[N, K/256]``; y: ``y_rows`` rows of
+    ``metrale_q8_1_quantize_bf16``, D2S6 for Q2_K, D4 for Q3_K; rows u32: y's row of each row, or null for the same;
+    tiles and n_tiles of ``moe_grouped_tiles`` with ``tile_rows`` up to the kernel's suffix, of which at most
+    ``max_tiles``; out bf16 ``[projections, out_rows, N]``. Each row's bits are those of ``kquant_mmq128``, whatever
+    the tiles. Refuses ``K`` that is not a positive multiple of 256, ``N``, ``n_routed``, ``out_rows``,
+    ``max_tiles`` or ``projections`` of 0, ``y_rows`` of 0, null pointers (but ``rows``).
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t tables_ = as_ptr(tables, "tables", gpu, s), y_ = as_ptr(y, "y", gpu, s)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # cython: cdivision=True
-"""Launchers of module ``kquant_moe`` for the int8 tensor cores: activations, and products of K-quant blocks with them."""
+"""Launchers of module ``kquant_moe`` for the int8 tensor cores: activations, and K-quant blocks times them."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -51,8 +51,8 @@ cdef int c_metrale_q8_1_quantize_bf16(GpuBackend gpu, KernelHandle kernel, uint6
     device_ptr(b"y", y, 16)
     multiple(b"K", K, Q8_1_VALUES)
     positive(b"M", M)
-    launch_geometry(&l, ceil_div(padded(M) * (ceil_div(K, SUPER_BLOCK) * 2), QUANTISE_WARPS), 1, 1, QUANTISE_WARPS * WARP, 1, 1,
-                    0)
+    cdef uint64_t blocks = padded(M) * ceil_div(K, SUPER_BLOCK) * 2
+    launch_geometry(&l, ceil_div(blocks, QUANTISE_WARPS), 1, 1, QUANTISE_WARPS * WARP, 1, 1, 0)
     push_ptr(&l, x)
     push_ptr(&l, y)
     push_u32(&l, K)
@@ -62,14 +62,15 @@ cdef int c_metrale_q8_1_quantize_bf16(GpuBackend gpu, KernelHandle kernel, uint6
 
 def kquant_mmq128(GpuBackend gpu not None, KernelHandle kernel not None, w, y, out, N, M, K, blocks_per_row, y_rows,
                   out_stride, stream):
-    """``out[m, n] = bf16(sum over k of W[n, k] * y[m, k])`` with ``metrale_{q2_k,q3_k}_mmq128_{nc,wc}``, int8 tensor cores.
+    """``out[m, n] = bf16(sum over k of W[n, k] * y[m, k])`` with ``metrale_{q2_k,q3_k}_mmq128_{nc,wc}``, int8
+    tensor cores.
 
     w: ``N`` rows of ``K/256`` blocks of the kernel's format, ``blocks_per_row`` apart; y: ``M`` rows quantised by
-    ``metrale_q8_1_quantize_bf16`` of ``y_rows`` rows, D2S6 for Q2_K, D4 for Q3_K; out bf16 ``[M, out_stride]``, of which
-    the first ``N`` columns are written. ``_nc`` takes ``N`` that is a multiple of 128. y lies on a 16-byte boundary, w of
-    Q2_K on one of 4. Refuses ``K`` that is not a positive multiple of 256, ``N`` or ``M`` of 0, ``N`` of ``_nc`` that is
-    not a multiple of 128, ``blocks_per_row`` under ``K/256``, ``y_rows`` under ``M``, ``out_stride`` under ``N``, null
-    pointers.
+    ``metrale_q8_1_quantize_bf16`` of ``y_rows`` rows, D2S6 for Q2_K, D4 for Q3_K; out bf16 ``[M, out_stride]``, of
+    which the first ``N`` columns are written. ``_nc`` takes ``N`` that is a multiple of 128. y lies on a 16-byte
+    boundary, w of Q2_K on one of 4. Refuses ``K`` that is not a positive multiple of 256, ``N`` or ``M`` of 0,
+    ``N`` of ``_nc`` that is not a multiple of 128, ``blocks_per_row`` under ``K/256``, ``y_rows`` under ``M``,
+    ``out_stride`` under ``N``, null pointers.
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t w_ = as_ptr(w, "w", gpu, s), y_ = as_ptr(y, "y", gpu, s), out_ = as_ptr(out, "out", gpu, s)

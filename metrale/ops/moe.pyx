@@ -249,8 +249,8 @@ def moe_v41_route_select_tokens(GpuBackend gpu not None, KernelHandle kernel not
                                 gate_temp, route_scale, norm_topk, slot_of, hdr, tokens, stream):
     """``moe_v41_route_select`` for many tokens, of which only the headers are written.
 
-    logits f32 ``[tokens, n_routed]``, hdr u32 ``[tokens, 1 + 3 topk]``; the others as there. Refuses what that does, and
-    ``tokens`` of 0.
+    logits f32 ``[tokens, n_routed]``, hdr u32 ``[tokens, 1 + 3 topk]``; the others as there. Refuses what that does,
+    and ``tokens`` of 0.
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t logits_ = as_ptr(logits, "logits", gpu, s), bias_ = as_ptr(bias, "bias", gpu, s)
@@ -328,7 +328,8 @@ cdef int c_moe_v41_gather_rows(GpuBackend gpu, KernelHandle kernel, uint64_t x, 
 
 
 def moe_v41_scatter_add(GpuBackend gpu not None, KernelHandle kernel not None, acc, src, rows, n_rows, dim, stream):
-    """``acc[rows[r]] += src[r]``, in f32: acc f32 ``[., dim]``, src bf16 ``[n_rows, dim]``, rows u32 ``[n_rows]``, distinct.
+    """``acc[rows[r]] += src[r]``, in f32: acc f32 ``[., dim]``, src bf16 ``[n_rows, dim]``, rows u32 ``[n_rows]``,
+    distinct.
 
     Refuses what ``moe_v41_gather_rows`` does. That the rows are distinct, and their range, is the caller's word.
     """

@@ -3,6 +3,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,9 @@ def moe(memory_audit, monkeypatch):
     """`moe(method, body)`: replaces a method of the audited part; `body` gets the original first."""
 
     def change(method, body):
-        original = getattr(memory_audit.Moe, method)
-        monkeypatch.setattr(memory_audit.Moe, method, lambda self, *args: body(original, self, *args))
+        part = memory_audit.PARTS["MoeV41"].build
+        original = getattr(part, method)
+        monkeypatch.setattr(part, method, lambda self, *args: body(original, self, *args))
 
     return change
 
@@ -45,7 +47,9 @@ def wrong(facts, what="audit"):
 def test_every_buffer_of_the_part_is_compared_and_as_its_formula_says(ran):
     status, facts = ran()
     rows = facts["parts"]["MoeV41"]["audit"]["buffers"]
-    table = [f"MoeV41.{spec.name}" for spec in MoeV41Cfg(dim=512, inter=256, n_routed=8, topk=3).buffer_table()]
+    table = [
+        f"MoeV41.{spec.name}" for spec in MoeV41Cfg(dim=512, inter=256, n_routed=8, topk=3, max_tokens=4).buffer_table()
+    ]
     assert (status, {row["verdict"] for row in rows}) == (0, {"ok"})
     assert [row["tag"] for row in rows if row["tag"].startswith("MoeV41.")] == table
     assert len(rows) == len(table) + 6
@@ -85,7 +89,7 @@ def test_a_buffer_without_a_formula_is_a_difference(ran, moe):
 
 def test_a_stream_too_many_is_a_difference(ran, memory_audit, monkeypatch):
     part = memory_audit.PARTS["MoeV41"]
-    monkeypatch.setitem(memory_audit.PARTS, "MoeV41", memory_audit.replace(part, handles={"event": 2}))
+    monkeypatch.setitem(memory_audit.PARTS, "MoeV41", replace(part, handles={"event": 2}))
     status, facts = ran()
     assert (status, wrong(facts)) == (1, ["streams: 1, needed: 0"])
 
