@@ -6,8 +6,12 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from metrale.errors import MetraleError
+
+if TYPE_CHECKING:
+    from metrale.cli.layer import Way
 
 __all__ = ["main"]
 
@@ -45,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "demo":
         from metrale.cli.demo import demo
 
-        return demo(options.model, options.layer, options.tokens, options.seed, options.json)
+        return demo(options.model, options.layer, options.tokens, options.seed, _way(options), options.json)
     if options.command == "plan":
         from metrale.cli.plan import plan
 
@@ -59,7 +63,13 @@ def _run(options: argparse.Namespace) -> int:
         )
     from metrale.cli.verify import verify
 
-    return verify(options.model, options.layer, options.tokens, options.seed, options.json)
+    return verify(options.model, options.layer, options.tokens, options.seed, _way(options), options.json)
+
+
+def _way(options: argparse.Namespace) -> "Way":
+    from metrale.cli.layer import Way
+
+    return Way(options.batch, options.slots, options.graph)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--layer", type=_count, default=0, metavar="N")
         command.add_argument("--tokens", type=_positive, default=8, metavar="N")
         command.add_argument("--seed", type=_count, default=0, metavar="S", help="of the tokens (default 0)")
+        command.add_argument("--batch", type=_positive, default=1, metavar="N", help="tokens at a time (default 1)")
+        command.add_argument("--slots", type=_positive, metavar="N", help="experts in device memory (default: all)")
+        command.add_argument("--graph", action="store_true", help="capture the step, and launch it again for each")
         command.add_argument("--json", action="store_true")
 
     plan = commands.add_parser("plan", help="what a model takes of a GPU's memory, and the bytes of a token")

@@ -12,8 +12,11 @@ from metrale.cli.engram import TOKENS_AT_ONCE, EngramUnderTest
 from metrale.cli.json_text import print_json
 from metrale.cli.layer import (
     OUTPUT_BOUND,
+    PATH_BOUND,
     WEIGHT_BOUND,
     LayerUnderTest,
+    Way,
+    batches,
     largest_difference,
     open_layer,
     relative_l2,
@@ -46,10 +49,10 @@ class Check(NamedTuple):
         return self.error <= self.bound
 
 
-def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
+def verify(model: str, layer: int, count: int, seed: int, way: Way, as_json: bool) -> int:
     """Check ``count`` tokens; 1 if a stage is out of bounds, else 0."""
     worst: dict[str, Check] = {}
-    with open_layer(model, layer) as run:
+    with open_layer(model, layer, way) as run:
         for x in islice(tokens(seed, run.spec.dim), count):
             with run.gpu.upload(x, "verify.x") as staged:
                 checks = list(_stages(run, x, staged))
@@ -58,11 +61,15 @@ def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
             for check in checks:
                 if check.stage not in worst or check.error > worst[check.stage].error:
                     worst[check.stage] = check
+        if way.batch > 1 or way.graph:
+            checks = list(_ways(run, way, list(islice(tokens(seed, run.spec.dim), count))))
+            worst |= {check.stage: check for check in checks}
         name = run.gpu.name
     good = all(check.ok for check in worst.values())
     if as_json:
         stages = [check._asdict() | {"ok": check.ok} for check in worst.values()]
         facts = {"device": name, "model": model, "layer": layer, "tokens": count, "seed": seed}
+        facts |= {"batch": way.batch, "slots": way.slots, "graph": way.graph}
         print_json(facts | {"stages": stages, "ok": good})
         return 0 if good else 1
     print(f"{name}: {model}, layer {layer}, worst of {count} tokens\n")
@@ -70,6 +77,21 @@ def verify(model: str, layer: int, count: int, seed: int, as_json: bool) -> int:
         verdict = "ok" if check.ok else "OUT OF BOUNDS"
         print(f"{check.stage:<18} {check.error:>9.2e}  bound {check.bound:<8g} {check.unit:<24} {verdict}")
     return 0 if good else 1
+
+
+def _ways(run: LayerUnderTest, way: Way, inputs: list[npt.NDArray[np.uint16]]) -> Iterator[Check]:
+    """Each way to run a step beside one token at a time."""
+    with run.step(1, "gemv", graph=False) as step:
+        alone = np.concatenate([step(x[None]) for x in inputs])
+    for path in ("gemv", "mmq") if way.batch > 1 else ("gemv",):
+        with run.step(way.batch, path, way.graph) as step:
+            got = np.concatenate([step(part)[:real] for part, real in batches(iter(inputs), way.batch)])
+        stage = f"{way.batch} by {path}" + (", graph" if way.graph else "")
+        if path == "gemv":
+            yield Check(stage, float((got != alone).sum()), 0, "values that differ")
+        else:
+            each = zip(bf16_values(got), bf16_values(alone), strict=True)
+            yield Check(stage, max(relative_l2(*pair) for pair in each), PATH_BOUND, "relative L2")
 
 
 def _stages(run: LayerUnderTest, x: npt.NDArray[np.uint16], staged: Any) -> Iterator[Check]:

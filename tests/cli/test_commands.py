@@ -75,22 +75,55 @@ def test_demo_without_a_model_runs_a_layer_of_random_weights(backend, capsys):
     assert "0  bytes live in 0 allocations" in out
 
 
+WAYS = pytest.mark.parametrize(
+    "way", [["--batch", "3"], ["--slots", "4"], ["--graph"], ["--batch", "2", "--slots", "8", "--graph"]], ids=" ".join
+)
+
+
+@WAYS
+@pytest.mark.parametrize("model", [[TINY, "--layer", "1"], []], ids=["a file", "random weights"])
+def test_demo_in_other_ways(backend, model, way, capsys):
+    assert main(["demo", *model, "--tokens", "4", "--json", *way]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["ok"], len(result["tokens"])) == (True, 4)
+    assert (result["arena"] is None) == ("--slots" not in way)
+    assert result["memory"]["live_allocs_after_free"] == 0
+
+
+@WAYS
+def test_verify_in_other_ways(backend, way, capsys):
+    assert main(["verify", TINY, "--tokens", "5", "--json", *way]) == 0
+    stages = {stage["stage"] for stage in json.loads(capsys.readouterr().out)["stages"] if stage["ok"]}
+    batch = way[1] if way[0] == "--batch" else "1"
+    end = ", graph" if "--graph" in way else ""
+    wanted = {f"{batch} by gemv{end}"} if batch != "1" or end else set()
+    wanted |= {f"{batch} by mmq{end}"} if batch != "1" else set()
+    assert wanted <= stages
+    assert {stage for stage in stages if " by " in stage} == wanted
+
+
+def test_demo_refuses_fewer_slots_than_picks(monkeypatch, capsys):
+    monkeypatch.setenv("METRALE_BACKEND", "host")
+    assert main(["demo", TINY, "--slots", "2"]) == 2
+    assert "experts: got '2 slots', allowed: at least one token's picks, 3" in capsys.readouterr().err
+
+
 def fails_after(calls, error):
-    """`run_token` that raises `error` instead of a further call."""
+    """`run_tokens` that raises `error` instead of a further call."""
     left = itertools.count(calls, -1)
-    run_token = cli_demo.run_token
+    run_tokens = cli_demo.run_tokens
 
     def run(*arguments):
         if next(left) == 0:
             raise error
-        return run_token(*arguments)
+        return run_tokens(*arguments)
 
     return run
 
 
 def test_demo_takes_tokens_one_at_a_time_however_many(monkeypatch, capsys):
     monkeypatch.setenv("METRALE_BACKEND", "host")
-    monkeypatch.setattr(cli_demo, "run_token", fails_after(3, MetraleError("the fourth")))
+    monkeypatch.setattr(cli_demo, "run_tokens", fails_after(3, MetraleError("the fourth")))
     assert main(["demo", "--tokens", "1000000000000"]) == 2
     assert capsys.readouterr().err == "metrale demo: the fourth\n"
 
@@ -98,7 +131,7 @@ def test_demo_takes_tokens_one_at_a_time_however_many(monkeypatch, capsys):
 @pytest.mark.parametrize(("error", "words"), [(MemoryError(), "out of memory"), (MemoryError("no room"), "no room")])
 def test_memory_that_runs_out_is_an_error_like_others(monkeypatch, capsys, error, words):
     monkeypatch.setenv("METRALE_BACKEND", "host")
-    monkeypatch.setattr(cli_demo, "run_token", fails_after(0, error))
+    monkeypatch.setattr(cli_demo, "run_tokens", fails_after(0, error))
     assert main(["demo"]) == 2
     assert capsys.readouterr().err == f"metrale demo: {words}\n"
 
@@ -154,8 +187,8 @@ def test_damage_to_the_engrams_weights_is_found(command, monkeypatch, capsys):
 def test_verify_exits_1_and_names_the_stage_when_a_matrix_on_the_device_is_not_the_files(monkeypatch, capsys):
     upload = load.upload_moe_layer
 
-    def with_damage(gpu, spec):
-        loaded = upload(gpu, spec)
+    def with_damage(gpu, spec, experts):
+        loaded = upload(gpu, spec, experts)
         layout = loaded.experts.layout
         for slot in range(spec.n_routed):  # one down block's scale, sign flipped
             at = loaded.experts.base.offset(slot * layout.slot_bytes + layout.down_offset + 109)
