@@ -8,6 +8,7 @@
     python tools/bench.py kernels    every kernel, and the MoE layer for one token, against the bytes they must move
     python tools/bench.py launch     a launch from Python, beside the C driver call and other packages
     python tools/bench.py memory     what the driver says is in use, explained, beside torch and CuPy; the ledger's cost
+    python tools/bench.py moe        the MoE's kernels and whole layers, for one token and many, against their targets
     python tools/bench.py startup    import metrale, beside other packages, and a process's first kernel
 
 All print a table; ``--json FILE`` also writes the results, and the table beside them as ``.md``. ``launch`` draws a
@@ -29,7 +30,7 @@ from benchmarks.driver_calls import check
 from cuda.bindings import driver
 
 import metrale
-from benchmarks import arena, dense, engram, kernels, launch, memory, startup
+from benchmarks import arena, dense, engram, kernels, launch, memory, moe, startup
 
 BENCHMARKS: dict[str, Any] = {
     "arena": arena,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Any] = {
     "kernels": kernels,
     "launch": launch,
     "memory": memory,
+    "moe": moe,
     "startup": startup,
 }
 

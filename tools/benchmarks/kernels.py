@@ -322,19 +322,8 @@ class Bench:
         return Case("causal_conv1d_update_chunk2", shape, nbytes, self.sets(nbytes, make))
 
     def layer_case(self) -> Case:
-        """A token a launch through a layer of 384 experts, which repeat 16 sets of random blocks."""
-        spec = random_moe_layer(0, dim=DIM, inter=INTER, n_routed=16, topk=TOPK)
-        router = ArrayTensor(spec.router.type, (ROUTED, DIM), self._router())
-        bias = ArrayTensor(spec.bias.type, (ROUTED,), np.zeros(ROUTED, np.float32))
-        spec = dataclasses.replace(
-            spec, n_routed=ROUTED, router=router, bias=bias,
-            gate=Repeated(spec.gate), up=Repeated(spec.up), down=Repeated(spec.down),
-        )  # fmt: skip
-        loaded = upload_moe_layer(self.gpu, spec)
-        moe = MoeV41(self.gpu, loaded.cfg)
-        self.held += [loaded, moe]
-        moe.add_layer(0, loaded.weights, loaded.experts)
-        expert = loaded.experts.layout.slot_bytes
+        """A token a launch."""
+        moe, expert = self.layer(1)
         nbytes = (TOPK + 1) * expert + 2 * ROUTED * DIM
 
         def make() -> Callable[[], None]:
@@ -343,6 +332,22 @@ class Bench:
 
         shape = f"{ROUTED} experts, top-{TOPK}, shared expert"
         return Case("MoeV41.forward", shape, nbytes, [make() for _ in range(16)])
+
+    def layer(self, max_tokens: int) -> tuple[MoeV41, int]:
+        """A layer of 384 experts, which repeat 16 sets of random blocks, and the bytes of an expert."""
+        spec = random_moe_layer(0, dim=DIM, inter=INTER, n_routed=16, topk=TOPK)
+        router = ArrayTensor(spec.router.type, (ROUTED, DIM), self._router())
+        bias = ArrayTensor(spec.bias.type, (ROUTED,), np.zeros(ROUTED, np.float32))
+        spec = dataclasses.replace(
+            spec, n_routed=ROUTED, router=router, bias=bias,
+            gate=Repeated(spec.gate), up=Repeated(spec.up), down=Repeated(spec.down),
+        )  # fmt: skip
+        loaded = upload_moe_layer(self.gpu, spec)
+        self.held.append(loaded)
+        moe = MoeV41(self.gpu, dataclasses.replace(loaded.cfg, max_tokens=max_tokens))
+        self.held.append(moe)
+        moe.add_layer(0, loaded.weights, loaded.experts)
+        return moe, loaded.experts.layout.slot_bytes
 
     def _router(self) -> np.ndarray:
         values = self.rng.standard_normal((ROUTED, DIM), np.float32) / np.float32(np.sqrt(DIM))
