@@ -5,15 +5,16 @@
     python tools/bench.py arena      experts that are read and copied when they are needed, and those that are there
     python tools/bench.py dense      the dense products beside cuBLAS
     python tools/bench.py engram     the engram's kernels and step, and the hash on the host
+    python tools/bench.py gdn        the gated delta rule's verify steps against the bytes they must move, and peers
     python tools/bench.py kernels    every kernel, and the MoE layer for one token, against the bytes they must move
     python tools/bench.py launch     a launch from Python, beside the C driver call and other packages
     python tools/bench.py memory     what the driver says is in use, explained, beside torch and CuPy; the ledger's cost
     python tools/bench.py moe        the MoE's kernels and whole layers, for one token and many, against their targets
     python tools/bench.py startup    import metrale, beside other packages, and a process's first kernel
 
-All print a table; ``--json FILE`` also writes the results, and the table beside them as ``.md``. ``launch`` draws a
-chart too; it and the table are also to be had from earlier results. What it needs is in ``metrale[bench]``, but
-for the other packages: one that is not there is left out, and said to be.
+All print a table; ``--json FILE`` also writes the results, and the table beside them as ``.md``. ``gdn`` and
+``launch`` draw a chart too; it and the table are also to be had from earlier results. What it needs is in
+``metrale[bench]``, but for the other packages: one that is not there is left out, and said to be.
 """
 
 import argparse
@@ -30,12 +31,13 @@ from benchmarks.driver_calls import check
 from cuda.bindings import driver
 
 import metrale
-from benchmarks import arena, dense, engram, kernels, launch, memory, moe, startup
+from benchmarks import arena, dense, engram, gdn, kernels, launch, memory, moe, startup
 
 BENCHMARKS: dict[str, Any] = {
     "arena": arena,
     "dense": dense,
     "engram": engram,
+    "gdn": gdn,
     "kernels": kernels,
     "launch": launch,
     "memory": memory,
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="launch only: an SVG file")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="gdn and launch only: an SVG file")
     parser.add_argument(
         "--from", type=Path, metavar="FILE", dest="earlier", help="show this JSON file, measure nothing"
     )
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     benchmark = BENCHMARKS[options.benchmark]
     if options.chart and not hasattr(benchmark, "chart"):
-        parser.error(f"--chart: got {options.chart}, allowed: with launch only")
+        parser.error(f"--chart: got {options.chart}, allowed: with gdn and launch only")
 
     if options.earlier:
         facts = json.loads(options.earlier.read_text())

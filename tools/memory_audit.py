@@ -3,7 +3,7 @@
 """Every buffer of every model part, its formula against the ledger, and that nothing is left.
 
     memory_audit.py                     each part at a small shape: built, compared, run, freed
-    memory_audit.py --real              at the shape of DeepSeek-V4.1-Flash (5 GB of device memory)
+    memory_audit.py --real              at a model's shape: DeepSeek-V4.1-Flash (5 GB), a layer of Qwen3-Next (1 GB)
     memory_audit.py --cycles 10000      also built, run once and freed so many times
 
 A formula is evaluated here, from the words of the configuration, and not by the code that allocates.

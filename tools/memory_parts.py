@@ -13,6 +13,7 @@ from metrale.formats.deepseek41 import EngramLayerSpec, MoeLayerSpec
 from metrale.formats.kquant import BF16, F32
 from metrale.formats.load import LoadedEngramLayer, LoadedMoeLayer, upload_engram_layer, upload_moe_layer
 from metrale.formats.synthetic import ArrayTensor, random_engram_layer, random_moe_layer
+from metrale.gdn import GdnVerifyPool
 from metrale.gpu import GpuBackend
 from metrale.moe_v41 import ArrayExperts, ExpertArena, MoeV41, SlotLayout
 from metrale.reference.bf16 import bf16_bits
@@ -24,17 +25,21 @@ Shape = Mapping[str, int]
 SMALL = {
     **{"dim": 512, "inter": 256, "n_routed": 8, "topk": 3, "max_tokens": 4},
     **{"hc": 4, "cols": 4, "head_dim": 256, "table_rows": 1040},
+    **{"layers": 2, "seqs": 33, "k_max": 3, "num_k_heads": 2, "num_v_heads": 4, "k_dim": 12, "v_dim": 20},
 }
 REAL = {
     **{"dim": 5120, "inter": 2304, "n_routed": 384, "topk": 6, "max_tokens": 1},
     **{"hc": 4, "cols": 24, "head_dim": 256, "table_rows": 1_000_000},
+    **{"layers": 1, "seqs": 32, "k_max": 16, "num_k_heads": 16, "num_v_heads": 32, "k_dim": 128, "v_dim": 128},
 }
 """An engram table has 384 times as many rows, and as many bytes a row."""
 LEAST = {
     **{"dim": 256, "inter": 256, "n_routed": 2, "topk": 1, "max_tokens": 1},
     **{"hc": 1, "cols": 2, "head_dim": 256, "table_rows": 8},
+    **{"layers": 1, "seqs": 1, "k_max": 2, "num_k_heads": 1, "num_v_heads": 1, "k_dim": 4, "v_dim": 4},
 }
 """Of a cycle, whose allocations count and not their sizes."""
+GDN_WORDS = ("layers", "seqs", "k_max", "num_k_heads", "num_v_heads", "k_dim", "v_dim")
 STAGING = 2
 """Experts that the page-locked memory of an ``ExpertArena`` holds."""
 
@@ -56,6 +61,8 @@ FUNCTIONS: dict[str, Callable[..., int]] = {
 def evaluate(formula: str, shape: Shape) -> int:
     """Bytes of a formula in the words of a shape; ``me`` is ``max(max_tokens, topk)``."""
     words = {**shape, "me": max(shape["max_tokens"], shape["topk"]), "rows": shape["max_tokens"] * shape["topk"]}
+    words["channels"] = 2 * shape["num_k_heads"] * shape["k_dim"] + shape["num_v_heads"] * shape["v_dim"]
+    words |= {"groups": -(-shape["seqs"] // 32), "state_bytes": 4, "conv_width": 4}
     return int(eval(formula, {"__builtins__": {}, **FUNCTIONS}, words))
 
 
@@ -238,6 +245,44 @@ def engram_weights(shape: Shape) -> EngramLayerSpec:
     return replace(spec, table=ArrayTensor(spec.table.type, (rows, shape["head_dim"]), table))
 
 
+class Gdn:
+    """A ``GdnVerifyPool`` in one of its modes."""
+
+    ways = ("f32", "f16")
+    """To run a step: the type of the states, of another pool for the second."""
+
+    def __init__(self, gpu: GpuBackend, mode: str, shape: Shape) -> None:
+        self.gpu, self.mode = gpu, mode
+        self.shape = {name: shape[name] for name in GDN_WORDS}
+        self.pool = GdnVerifyPool(gpu, **self.shape, mode=mode)
+
+    def step(self, way: int) -> None:
+        """Two tokens of a sequence, one of them accepted."""
+        if self.ways[way] == "f32":
+            self._step(self.pool)
+            return
+        pool = GdnVerifyPool(self.gpu, **self.shape, mode=self.mode, dtype="f16")
+        try:
+            self._step(pool)
+        finally:
+            pool.free()
+
+    def _step(self, pool: GdnVerifyPool) -> None:
+        with self.gpu.upload(bytes(8 * pool.cfg.channels), "memory_audit.arrays") as a:
+            pool.conv(0, [0], a, a, None, a, tokens=2)
+            pool.verify(0, [0], a, a, a, a, a, a, tokens=2)
+            pool.accept([0], [1], tokens=2)
+            self.gpu.synchronize()
+
+    def free(self) -> None:
+        """Give everything back."""
+        self.pool.free()
+
+    def formulas(self) -> dict[str, str]:
+        """Of each tag."""
+        return {f"GdnVerifyPool.{spec.name}": spec.formula for spec in self.pool.cfg.buffer_table()}
+
+
 @dataclass(frozen=True)
 class Part:
     """A model part: what makes its weights on the host, what builds it, and the streams and events that it takes."""
@@ -251,4 +296,6 @@ PARTS = {
     "MoeV41": Part(moe_weights, Moe, {"stream": 1, "event": 2}),
     "ExpertArena": Part(arena_source, Arena, {"stream": 1, "event": 1 + STAGING}),
     "EngramV41": Part(engram_weights, Engram, {}),
+    "GdnVerifyPool": Part(lambda shape: "snapshot", Gdn, {}),
+    "GdnVerifyPool-deferred": Part(lambda shape: "deferred", Gdn, {}),
 }

@@ -21,6 +21,13 @@ using uint64_t = unsigned long long;
 #define METRALE_NULLABLE
 #endif
 
+// A function that is called, not copied in.
+#ifdef METRALE_HOST // where libstdc++ has another meaning for __noinline__
+#define METRALE_CALLED __attribute__((noinline))
+#else
+#define METRALE_CALLED __device__ __noinline__
+#endif
+
 #ifdef METRALE_HOST
 #define METRALE_DYNAMIC_SHARED(type, name)                                                                   \
     type* const name = static_cast<type*>(metrale::host::dynamic_shared())

@@ -3,11 +3,11 @@
 
 A launcher refuses kernels of other names than it launches, and pointers that are not aligned to what lies there:
 2 bytes for bf16, 4 for f32, 8 for addresses, or as it says. From Cython, ``cimport`` the ``c_`` functions of
-``metrale.ops.dense``, ``engram``, ``kquant``, ``mmq``, ``moe``, ``grouped`` and ``conv1d``: the same launches on plain
-integers.
+``metrale.ops.dense``, ``engram``, ``kquant``, ``mmq``, ``moe``, ``grouped``, ``conv1d`` and ``gdn``: the same launches
+on plain integers.
 """
 
-from metrale.ops.conv1d import conv1d_update_chunk2
+from metrale.ops.conv1d import conv1d_commit, conv1d_update_chunk2, conv1d_update_chunkn, conv1d_verify
 from metrale.ops.dense import dense_gemm, dense_gemv
 from metrale.ops.engram import (
     dequant_q2_k_to_bf16,
@@ -16,6 +16,15 @@ from metrale.ops.engram import (
     engram_v41_rows_gather,
     engram_v41_wkv_q2k_gemv,
     engram_v41_wkv_q2k_gemv_gather,
+)
+from metrale.ops.gdn import (
+    gated_delta_rule_commit,
+    gated_delta_rule_verify,
+    gdn_decode_wy2,
+    gdn_decode_wy3,
+    gdn_decode_wy4,
+    gdn_decode_wyn,
+    gdn_decode_wyn_table,
 )
 from metrale.ops.grouped import (
     kquant_mmq_grouped,
@@ -46,7 +55,10 @@ from metrale.ops.moe import (
 )
 
 __all__ = [
+    "conv1d_commit",
     "conv1d_update_chunk2",
+    "conv1d_update_chunkn",
+    "conv1d_verify",
     "dense_gemm",
     "dense_gemv",
     "dequant_q2_k_to_bf16",
@@ -55,6 +67,13 @@ __all__ = [
     "engram_v41_rows_gather",
     "engram_v41_wkv_q2k_gemv",
     "engram_v41_wkv_q2k_gemv_gather",
+    "gated_delta_rule_commit",
+    "gated_delta_rule_verify",
+    "gdn_decode_wy2",
+    "gdn_decode_wy3",
+    "gdn_decode_wy4",
+    "gdn_decode_wyn",
+    "gdn_decode_wyn_table",
     "kquant_mmq128",
     "kquant_mmq_grouped",
     "kquant_mmvq_experts_w",

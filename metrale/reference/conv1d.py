@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from metrale.reference.bf16 import bf16_values
 
-__all__ = ["ConvUpdate", "conv1d_update_chunk2"]
+__all__ = ["ConvSteps", "ConvUpdate", "conv1d_update", "conv1d_update_chunk2"]
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -25,19 +25,28 @@ class ConvUpdate(NamedTuple):
     """the windows after the second"""
 
 
-def conv1d_update_chunk2(
+class ConvSteps(NamedTuple):
+    """What K tokens leave behind."""
+
+    out: F64
+    """`[batch, K, dim]`, before the rounding to bf16"""
+    windows: F32
+    """the windows after each token, `[K, batch, dim, 4]`"""
+
+
+def conv1d_update(
     state: F32, x: npt.NDArray[np.uint16], weight: npt.NDArray[np.uint16], bias: F32 | None = None
-) -> ConvUpdate:
-    """Two tokens through the windows of each channel.
+) -> ConvSteps:
+    """Tokens through the windows of each channel.
 
     A token appends to the window, whose oldest value falls out; `out = silu(bias + sum(window * weight))`.
 
-    state: f32 `[batch, dim, 4]`, oldest first; x: bf16 bits `[batch, 2, dim]`; weight: bf16 bits `[dim, 4]`;
+    state: f32 `[batch, dim, 4]`, oldest first; x: bf16 bits `[batch, K, dim]`; weight: bf16 bits `[dim, 4]`;
     bias: f32 `[dim]` or None. Nothing is changed in place.
     """
     window = state
     outs, windows = [], []
-    for token in (0, 1):
+    for token in range(x.shape[1]):
         newest = bf16_values(x[:, token])[..., None].astype(np.float32)
         window = np.concatenate([window[..., 1:], newest], axis=-1)
         y = (window.astype(np.float64) * bf16_values(weight)).sum(axis=-1)
@@ -45,4 +54,12 @@ def conv1d_update_chunk2(
             y = y + bias.astype(np.float64)
         outs.append(y / (1 + np.exp(-y)))
         windows.append(window)
-    return ConvUpdate(np.stack(outs, axis=1), windows[0], windows[1])
+    return ConvSteps(np.stack(outs, axis=1), np.stack(windows))
+
+
+def conv1d_update_chunk2(
+    state: F32, x: npt.NDArray[np.uint16], weight: npt.NDArray[np.uint16], bias: F32 | None = None
+) -> ConvUpdate:
+    """`conv1d_update` of two tokens."""
+    steps = conv1d_update(state, x, weight, bias)
+    return ConvUpdate(steps.out, steps.windows[0], steps.windows[1])

@@ -68,7 +68,7 @@ class Arrays:
 
     def output(self, shape, dtype, shift=0):
         """What the kernel writes. The poison is a NaN for floats that no arithmetic gives."""
-        byte = 0xFF if dtype in (BF16, np.float32) else 0xA5
+        byte = 0xFF if dtype in (BF16, np.float16, np.float32) else 0xA5
         itemsize = np.dtype(dtype).itemsize
         poison = int.from_bytes(bytes([byte]) * itemsize, "little")
         values = np.full(shape, poison, f"u{itemsize}").view(dtype)

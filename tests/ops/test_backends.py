@@ -2,14 +2,17 @@
 """The host and the GPU give the same results, and the GPU gives the same bits every time."""
 
 import launches
+import launches_conv1d
 import launches_engram
+import launches_gdn
 import launches_gemm
 import numpy as np
 import pytest
 from samples import KINDS, assert_near, bf16, kquant_rows
 
 from metrale.formats.kquant import Q2_K, Q3_K
-from metrale.reference.bf16 import bf16_values
+from metrale.reference.bf16 import bf16_bits, bf16_values
+from metrale.reference.gdn import unit_rows
 from metrale.reference.kquant import quantize_q8_1_rows
 
 AGREEMENT = 1e-3
@@ -21,6 +24,14 @@ def q8_1(rng, *shape):
 
 def as_values(array):
     return bf16_values(array) if array.dtype == np.uint16 else np.asarray(array, np.float64)
+
+
+def delta_rule(rng):
+    """Three sequences of four tokens, their keys of length 1."""
+    q, k = (bf16_bits(unit_rows(bf16(rng, 3, 4, 1, 128))) for _ in "qk")
+    gate, beta = rng.uniform(0.2, 1, (2, 3, 4, 2)).astype(np.float32)
+    h = rng.standard_normal((3, 2, 128, 128), np.float32)
+    return launches_gdn.Inputs(h, q, k, bf16(rng, 3, 4, 2, 128), gate, beta)
 
 
 KERNELS = {
@@ -42,6 +53,11 @@ KERNELS = {
     "causal_conv1d_update_chunk2": lambda gpu, rng: launches.conv1d_update_chunk2(
         gpu, rng.standard_normal((2, 300, 4), np.float32), bf16(rng, 2, 2, 300), bf16(rng, 300, 4)
     ),
+    "causal_conv1d_update_chunk5": lambda gpu, rng: launches_conv1d.chunk(
+        gpu, rng.standard_normal((2, 300, 4), np.float32), bf16(rng, 2, 5, 300), bf16(rng, 300, 4)
+    ),
+    "gated_delta_rule_wyn4": lambda gpu, rng: tuple(launches_gdn.snapshots(gpu, "wyn table", delta_rule(rng))),
+    "gated_delta_rule_verify4": lambda gpu, rng: launches_gdn.verify(gpu, delta_rule(rng)),
     "moe_v41_swiglu": lambda gpu, rng: launches.swiglu(gpu, bf16(rng, 6, 2304), bf16(rng, 6, 2304), None, 10.0),
     "moe_v41_sum_rows": lambda gpu, rng: launches.sum_rows(
         gpu, rng.standard_normal(5120, np.float32), bf16(rng, 6, 5120)

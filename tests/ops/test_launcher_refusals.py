@@ -3,6 +3,7 @@
 
 import re
 
+import calls_gdn
 import calls_grouped
 import numpy as np
 import pytest
@@ -44,6 +45,8 @@ POINTERS = {
     *("table", "triples", "arena_base", "rows", "offsets", "tiles", "n_tiles"),
     *("row_token", "row_weight", "token_rows", "shared"),
     *("raw", "streams", "kv", "qk", "ids", "flag", "compressed", "multipliers", "primes"),
+    *("h_state", "query", "key", "value", "beta", "h_state_inter0", "h_state_inter1", "h_state_inter2"),
+    *("h_state_inter_base", "h_tables", "hi_tables", "H", "corrections", "accepted", "a_log", "dt_bias"),
 }
 WIDE = {"slot_bytes", "gate_off", "up_off", "down_off", "table_rows"}
 FLOATS = {"limit", "gate_temp", "route_scale", "eps"}
@@ -52,9 +55,12 @@ NUMBERS = {
     *("rows", "inter", "n_rows", "dim", "n_routed", "topk", "tokens", "first", "last", "tile_rows"),
     *("blocks_per_row", "y_rows", "out_stride", "out_rows", "max_tiles", "projections"),
     *("n_blocks", "row_bytes", "hc", "start", "sites", "ngram", "heads", "pad"),
+    *("num_k_heads", "num_v_heads", "k_dim", "v_dim", "qk_stride", "v_stride", "gb_stride"),
+    *("inter_stride_floats", "slab_entry_stride"),
 }
+FLAGS = {"norm_topk", "state_is_table", "unit_rows"}
 POINTER = "a device pointer that is not null"
-AT_LEAST_1 = "1 or more"
+AT_LEAST_1 = calls_gdn.AT_LEAST_1
 
 ROUTE = {
     **{"logits": "ptr", "bias": None, "n_routed": 8, "topk": 3, "gate_temp": 1.0, "route_scale": 1.5},
@@ -70,7 +76,6 @@ ROUTE = {
 }
 ROUTER = {"A": "ptr", "B": "ptr", "C": "ptr", "M": 2, "N": 4, "K": 8}
 MMVQ = {"y": "ptr", "out": "ptr", "K": 256, "N": 4, "M": 2}
-
 # launcher -> (module, kernel, its arguments, each valid, "ptr" for a pointer)
 CALLS = {
     ops.dense_gemv: (
@@ -119,14 +124,6 @@ CALLS = {
             **{"offsets": "ptr", "sites": 2, "ngram": 3, "heads": 2, "pad": 0},
         },
     ),
-    ops.conv1d_update_chunk2: (
-        "causal_conv1d",
-        "causal_conv1d_update_chunk2",
-        {
-            **{"conv_state": "ptr", "input": "ptr", "weight": "ptr", "output": "ptr"},
-            **{"conv_state_intermediate": "ptr", "d_inner": 8, "d_conv": 4, "batch_size": 1, "bias": 0},
-        },
-    ),
     ops.kquant_q8_1_rows_bf16: (
         "kquant_moe",
         "kquant_q8_1_rows_bf16",
@@ -164,6 +161,7 @@ CALLS = {
         {"table": "ptr", "n_routed": 8, "triples": "ptr", "n": 2},
     ),
     **calls_grouped.CALLS,
+    **calls_gdn.CALLS,
 }
 # The launchers of several kernels.
 KERNELS = {
@@ -173,10 +171,10 @@ KERNELS = {
         f"kquant_mmvq_{kind}_experts_w{warps}" for kind in ("q2_k", "q3_k") for warps in ("2", "", "8")
     ],
     **calls_grouped.KERNELS,
+    **calls_gdn.KERNELS,
 }
 OF_256 = "a positive multiple of 256"
 OF_32 = "a positive multiple of 32"
-
 # launcher -> (argument, value, what is allowed instead)
 SIZES = {
     ops.dense_gemv: [("n", 0, AT_LEAST_1), ("k", 0, AT_LEAST_1)],
@@ -200,10 +198,6 @@ SIZES = {
         *[("tokens", 0, AT_LEAST_1), ("heads", 0, AT_LEAST_1)],
         *[("sites", n, "1 to 65535") for n in (0, 65_536)],
         *[("ngram", n, "2 to 64") for n in (0, 1, 65)],
-    ],
-    ops.conv1d_update_chunk2: [
-        *[("d_inner", 0, AT_LEAST_1), ("batch_size", 0, AT_LEAST_1)],
-        *[("d_conv", width, "4") for width in (0, 3, 5)],
     ],
     ops.kquant_q8_1_rows_bf16: [*[("K", k, OF_32) for k in (0, 16, 33)], ("M", 0, AT_LEAST_1)],
     ops.kquant_swiglu_q8_1_rows_bf16: [*[("inter", k, OF_32) for k in (0, 16, 33)], ("rows", 0, AT_LEAST_1)],
@@ -235,6 +229,7 @@ SIZES = {
     ],
     ops.moe_v41_slot_table_set: [*[("n_routed", n, "1 to 1024") for n in (0, 1025)], ("n", 0, AT_LEAST_1)],
     **calls_grouped.SIZES,
+    **calls_gdn.SIZES,
 }
 
 
@@ -273,7 +268,7 @@ def test_every_launcher_is_here():
 
 
 def test_every_argument_is_of_a_kind():
-    kinds = POINTERS | WIDE | FLOATS | NUMBERS | {"norm_topk"}
+    kinds = POINTERS | WIDE | FLOATS | NUMBERS | FLAGS
     assert {name for _, _, args in CALLS.values() for name in args} == kinds
 
 
@@ -297,6 +292,27 @@ def test_sizes(call, launcher, name, value, allowed):
 def test_topk_beyond_32(call):
     with pytest.raises(ArgumentError, match=r"^topk: got 33, allowed: 1 to 32$"):
         call(ops.moe_v41_route_select, n_routed=1024, topk=33)
+
+
+@pytest.mark.parametrize("launcher", calls_gdn.SEPARATE.values())
+def test_tables_of_more_than_32_sequences(call, launcher):
+    with pytest.raises(ArgumentError, match=r"^batch_size: got 33, allowed: 1 to 32$"):
+        call(launcher, batch_size=33, state_is_table=True)
+
+
+@pytest.mark.parametrize(("launcher", "module", "name"), calls_gdn.TABLE_KERNELS)
+def test_kernels_with_tables_of_more_than_32_sequences(call, launcher, module, name):
+    with pytest.raises(ArgumentError, match=r"^batch_size: got 33, allowed: 1 to 32$"):
+        call(launcher, kernel=(module, name), batch_size=33)
+
+
+@pytest.mark.parametrize("launcher", [ops.gated_delta_rule_verify, ops.gated_delta_rule_commit])
+@pytest.mark.parametrize(("given", "got"), [({"a_log": 4096}, None), ({"dt_bias": 4096}, 4096)])
+def test_one_parameter_of_raw_gates_without_the_other(call, launcher, given, got):
+    with pytest.raises(
+        ArgumentError, match=f"^dt_bias: got {got}, allowed: a device pointer with a_log, and null without$"
+    ):
+        call(launcher, **given)
 
 
 @pytest.mark.parametrize(("launcher", "name"), named(arguments(NUMBERS)))
@@ -370,6 +386,7 @@ def test_every_other_kernel_of_the_package(call, device, launcher):
         (ops.conv1d_update_chunk2, {"batch_size": 65_536}),
         (ops.dense_gemm, {"n": 65_536 * 128}),
         (ops.engram_v41_gate, {"tokens": 1 << 31}),
+        (ops.gated_delta_rule_verify, {"batch_size": 65_536}),
     ],
 )
 def test_more_than_a_grid_holds(call, launcher, sizes):

@@ -12,6 +12,7 @@ from metrale.engram_v41.weights import upload_qk
 from metrale.formats.kquant import BF16, Q2_K
 from metrale.formats.load import load_engram_layer, load_moe_layer, upload_engram_layer, upload_moe_layer
 from metrale.formats.synthetic import random_engram_layer, random_moe_layer
+from metrale.gdn import GdnVerifyPool
 from metrale.gpu import Graph
 from metrale.gpu.buffer import OwnedHandle
 from metrale.gpu.owner import Owner
@@ -298,4 +299,25 @@ def engram_with_a_layer(gpu):
         loaded = made.add(upload_engram_layer(gpu, ENGRAM))
         engram = made.add(EngramV41(gpu, **loaded.shape, max_tokens=2))
         engram.add_layer(loaded.weights)
+
+
+def verify_pool_of_snapshots(gpu):
+    return verify_pool(gpu, "snapshot")
+
+
+@constructor()
+def verify_pool_deferred(gpu):
+    return verify_pool(gpu, "deferred")
+
+
+def verify_pool(gpu, mode):
+    """With a step, and one token of its two accepted."""
+    with Several() as made:
+        arrays = made.add(gpu.upload(bytes(4096), "arrays"))
+        pool = made.add(GdnVerifyPool(gpu, 1, 2, 2, 1, 1, 4, 4, mode=mode))
+        pool.conv(0, [1], arrays, arrays, None, arrays)
+        pool.verify(0, [1], arrays, arrays, arrays, arrays, arrays, arrays)
+        pool.accept([1], [1])
+        pool.reset(1)
+        gpu.synchronize()
     return made

@@ -250,4 +250,4 @@ def test_results_of_another_benchmark_are_refused(tool, tmp_path, capsys):
 def test_a_benchmark_without_a_chart_refuses_it(tool, capsys):
     with pytest.raises(SystemExit):
         tool("bench").main(["startup", "--chart", "x.svg"])
-    assert "--chart: got x.svg, allowed: with launch only" in capsys.readouterr().err
+    assert "--chart: got x.svg, allowed: with gdn and launch only" in capsys.readouterr().err
