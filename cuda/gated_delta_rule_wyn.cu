@@ -16,6 +16,14 @@
 
 using namespace metrale;
 
+// Compiled once for all numbers of tokens.
+template <class T>
+METRALE_CALLED void snapshot(T* h, const __nv_bfloat16* query, const __nv_bfloat16* key,
+                             const __nv_bfloat16* value, const float* gate, const float* beta,
+                             __nv_bfloat16* output, const GdnSizes s, const GdnStrided<T> inter) {
+    gdn_snapshot(h, query, key, value, gate, beta, output, s, inter);
+}
+
 #define GDN_KERNEL(name, T, is_table, tokens)                                                                \
     extern "C" __global__ void __launch_bounds__(GDN_WARPS* WARP, GDN_BLOCKS)                                \
         name(T* h_state, const __nv_bfloat16* query, const __nv_bfloat16* key, const __nv_bfloat16* value,   \
@@ -24,7 +32,7 @@ using namespace metrale;
              uint32_t k_dim, uint32_t v_dim, uint32_t qk_stride, uint32_t v_stride, uint32_t gb_stride) {    \
         const GdnSizes s = {tokens, num_k_heads, num_v_heads, k_dim, v_dim, qk_stride, v_stride, gb_stride}; \
         const GdnStrided<T> inter = {h_state_inter, inter_stride, is_table};                                 \
-        gdn_snapshot(h_state, query, key, value, gate, beta, output, s, inter);                              \
+        snapshot(h_state, query, key, value, gate, beta, output, s, inter);                                  \
     }
 #define GDN_KERNELS(name, tokens)                                                                            \
     GDN_KERNEL(name, float, false, tokens)                                                                   \

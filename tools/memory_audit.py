@@ -193,7 +193,7 @@ def _facts(gpu: GpuBackend, names: Sequence[str], shape: Shape, cycles: int) -> 
 
 def _print(facts: dict[str, Any]) -> None:
     shape = ", ".join(f"{name} {value}" for name, value in facts["shape"].items())
-    print(f"{facts['device']}: {shape}; me is max(max_tokens, topk)")
+    print(f"{facts['device']}: {shape}; me is max(max_tokens, topk), rows max_tokens * topk")
     for name, results in facts["parts"].items():
         checked = results["audit"]
         rows = [("buffer", "formula", "bytes", "on the ledger", "")]

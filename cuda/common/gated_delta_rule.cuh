@@ -269,14 +269,11 @@ struct GdnStrided {
     }
 };
 
-// The bodies of the kernels are functions that are called, and take what they take by value: compiled once
-// for all numbers of tokens, and without a stack.
-
 // The verify that keeps every state, the last in h.
 template <class T, class Inter>
-METRALE_CALLED void gdn_snapshot(T* h, const __nv_bfloat16* query, const __nv_bfloat16* key,
-                                 const __nv_bfloat16* value, const float* gate, const float* beta,
-                                 __nv_bfloat16* output, const GdnSizes s, const Inter inter) {
+__device__ __forceinline__ void gdn_snapshot(T* h, const __nv_bfloat16* query, const __nv_bfloat16* key,
+                                             const __nv_bfloat16* value, const float* gate, const float* beta,
+                                             __nv_bfloat16* output, const GdnSizes& s, const Inter& inter) {
     const GdnPlace at(s);
     T* state = gdn_sequence(h, inter.is_table, at.b, s);
     T* next = inter.at(0, at.b, s); // read a token ahead: a table's entry takes its time
@@ -287,6 +284,9 @@ METRALE_CALLED void gdn_snapshot(T* h, const __nv_bfloat16* query, const __nv_bf
                    gdn_store(tile, now, at, s);
                });
 }
+
+// What has a kernel for each number of tokens is called, and takes what it takes by value: compiled once for
+// all, and without a stack.
 
 // The verify that keeps the corrections only.
 template <class T>

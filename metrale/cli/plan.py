@@ -105,7 +105,7 @@ def _workspace(made: ModelPlan) -> list[str]:
         return []
     shape = ", ".join(f"{name} {value}" for name, value in work.shape.items())
     rows = [(buffer.name, f"{buffer.nbytes:,}", f"  {buffer.formula}") for buffer in work.buffers]
-    title = f"workspace of {work.part}: {shape}; me is max(max_tokens, topk)"
+    title = f"workspace of {work.part}: {shape}; me is max(max_tokens, topk), rows max_tokens * topk"
     return [title, *aligned([("buffer", "bytes", "  formula"), *rows], left=(0, 2))]
 
 
