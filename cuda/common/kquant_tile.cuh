@@ -126,8 +126,9 @@ __device__ __forceinline__ void tile_stage(TileStage<COLS>& stage, const uint8_t
             reinterpret_cast<const uint4*>(block)[piece % (PIECES / 2)];
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < cols * 8; i += TILE_THREADS)
-        stage.derived[i / 8][i % 8] = Format::derive(stage.words[i / 8], i % 8);
+    // Products take eight columns at a time: of those that do not exist, the ints must not overflow.
+    for (uint32_t i = threadIdx.x; i < (cols + 7) / 8 * 64; i += TILE_THREADS)
+        stage.derived[i / 8][i % 8] = i < cols * 8 ? Format::derive(stage.words[i / 8], i % 8) : 0;
     __syncthreads();
 }
 

@@ -140,15 +140,16 @@ class ExpertArena:
                 self._useful += len(useful)
             return slots
 
-    def release(self, stream: Any = None) -> None:
+    def release(self, stream: Any = None, *, of: int | None = None) -> None:
         """What is queued on ``stream`` by now is all that reads the slots fetched for it, and what slots a table on the
-        device had there. They may be evicted, and are written after that work."""
+        device had there. They may be evicted, and are written after that work. With ``of``, those that were fetched for
+        that stream, which may be gone by now, and whose work ``stream`` comes after."""
         self._check_usable()
         with self._calls:
             handle = stream_handle(self.gpu, stream)
             if self._staging is not None:
                 self._staging.release(handle)
-            self._in_use.pop(handle, None)
+            self._in_use.pop(handle if of is None else of, None)
 
     def prefetch(self, keys: Iterable[AnyKey]) -> int:
         """Begin to read experts that may be fetched soon, in the background; returns how many.

@@ -106,14 +106,9 @@ class Grouped:
         else:
             self._quantise(Q2_K, x, b["a_q8"], self.cfg.dim, tokens, stream)
 
-    def clear(self, tokens: int, stream: int) -> None:
-        """Zeros for the rows of experts that come in a later wave."""
-        rows = tokens * self.cfg.topk
-        self.gpu.memset_async(self._buffers["gate_out"], 0, 2 * rows * self.cfg.inter * BF16_BYTES, stream)
-
     def experts(
         self, arena_base: DevicePtr, layout: SlotLayout, slots: DevicePtr, limit: float, tokens: int, path: str,
-        stream: int, first: int = 0, last: int | None = None,
+        stream: int, first: int, last: int,
     ) -> None:  # fmt: skip
         """The rows of the experts ``first`` to ``last - 1``; the others' stay as they are."""
         gpu, k, cfg, b = self.gpu, self._k, self.cfg, self._buffers
@@ -121,8 +116,8 @@ class Grouped:
         tile_rows = GEMV_TILE_ROWS if path == "gemv" else MMQ_TILES[rows > FEW_ROWS * cfg.n_routed]
         most = cfg.most_tiles(tokens, tile_rows)
         ops.moe_grouped_tiles(
-            gpu, k.tiles, b["many_hdr"], tokens, cfg.topk, cfg.n_routed, first, cfg.n_routed if last is None else last,
-            tile_rows, b["offsets"], b["tiles"], b["n_tiles"], stream,
+            gpu, k.tiles, b["many_hdr"], tokens, cfg.topk, cfg.n_routed, first, last, tile_rows, b["offsets"],
+            b["tiles"], b["n_tiles"], stream,
         )  # fmt: skip
         ops.moe_grouped_rows(
             gpu, k.rows, b["many_hdr"], tokens, cfg.topk, cfg.n_routed, b["offsets"], slots, arena_base,

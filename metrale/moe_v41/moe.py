@@ -15,6 +15,7 @@ from metrale.errors import MetraleError, refuse
 from metrale.gpu import DevicePtr, GpuBackend
 from metrale.gpu.owner import Owner
 from metrale.moe_v41._select import NOT_FINITE, NOT_RESIDENT
+from metrale.moe_v41._staging import stream_handle
 from metrale.moe_v41.arena import ExpertArena
 from metrale.moe_v41.config import (
     F32_BYTES,
@@ -33,6 +34,11 @@ SELECTIONS = ("device", "host")
 ALL: list[int] = []
 """Stands for all experts: none has to be fetched."""
 TRIPLE_BYTES = 12
+SEVERAL = 0xFFFFFFFF
+"""Where a layer's header has its flags: the step was for several tokens, whose headers are in many_hdr. The device says
+which step was the last: it may be that of a graph."""
+ONE = "gemv"
+"""The path of a step for one token"""
 
 
 class RoutedToken(NamedTuple):
@@ -54,10 +60,9 @@ class _Layer:
     """Of each expert, -1 where it is not resident: the layer's row of the slot table"""
     slots_ptr: DevicePtr
     header: DevicePtr
+    ran: bool = False
     tokens: int = 0
-    """Of its last step"""
-    many: bool = False
-    """Whether that was a step for several tokens, whose selections lie in a buffer of all layers"""
+    """Of its last step for several tokens"""
     fetched: bool = False
     """Whether what was not resident then has been fetched"""
 
@@ -95,6 +100,9 @@ class MoeV41:
             self._grouped = Grouped(gpu, cfg, self._buffers) if cfg.max_tokens > 1 else None
         self._own = own
         self._many_of: int | None = None  # the layer whose selections lie in many_hdr
+        self._staged: tuple[int, int, str] | None = None  # layer, tokens and path that compute can go on with
+        self._held: set[tuple[ExpertArena, int]] = set()  # what has been fetched for a stream and not released
+        self._changes: dict[tuple[int, int], int] = {}  # slots that are not in the device's table yet
 
     def add_layer(self, layer: SupportsIndex, weights: MoeV41LayerWeights, experts: ExpertArena) -> None:
         """Use ``weights`` and the experts that ``experts`` holds now for ``layer`` (0 to 63), in place of earlier ones.
@@ -130,6 +138,8 @@ class MoeV41:
         triples = np.empty((cfg.n_routed, 3), np.int32)
         triples[:, 0], triples[:, 1], triples[:, 2] = layer, np.arange(cfg.n_routed), slots
         self._layers.pop(layer, None)  # should the next fail, the device's table may be neither the old nor the new
+        self._changes = {key: slot for key, slot in self._changes.items() if key[0] != layer}
+        self._staged = None
         with self.gpu.upload(triples, "MoeV41.triples") as staged:
             ops.moe_v41_slot_table_set(
                 self.gpu, self._slot_table_set, b["slot_table"], cfg.n_routed, staged, len(triples), None
@@ -166,7 +176,8 @@ class MoeV41:
             self._stage_one(layer, state, x, selection, stream)
             return self._compute_one(state, x, side_stream, stream)
         many = self._stage_many(layer, state, x, tokens, path, stream)
-        return self._compute_many(state, x, tokens, side_stream, path, self._waves(layer, state, many, stream), stream)
+        waves = self._waves(layer, state, many, stream)
+        return self._compute_many(layer, state, x, tokens, side_stream, path, waves, stream)
 
     def stage(
         self, layer: int, x: Any, stream: Any = None, *, tokens: int = 1, selection: str = "device", path: str = "auto"
@@ -185,15 +196,22 @@ class MoeV41:
             )
         if self._fetch(layer, state, waves[0], stream):
             self._many().select(state.weights.router, state.slots_ptr, tokens, stream)
+        self._staged = layer, tokens, _many_path(path)
 
     def compute(
         self, layer: int, x: Any, stream: Any = None, *, tokens: int = 1, side_stream: bool = True, path: str = "auto"
     ) -> DevicePtr:  # fmt: skip
-        """The second half, on what ``stage`` left there for the same arguments: work on the device alone."""
+        """The second half, on what ``stage`` left there for the same arguments: work on the device alone. Refuses
+        arguments that ``stage`` was not the last to be called with."""
         state, stream = self._ready(layer, tokens, SELECTIONS[0], path, stream)
-        if not self._is_many(tokens, path):
+        many = self._is_many(tokens, path)
+        wanted = layer, tokens, _many_path(path) if many else ONE
+        if wanted != self._staged:
+            allowed = "what stage left last, " + ("nothing" if self._staged is None else _named(*self._staged))
+            refuse("step", _named(*wanted), allowed)
+        if not many:
             return self._compute_one(state, x, side_stream, stream)
-        return self._compute_many(state, x, tokens, side_stream, path, [ALL], stream)
+        return self._compute_many(layer, state, x, tokens, side_stream, path, [ALL], stream)
 
     def settle(self, *layers: int, stream: Any = None) -> bool:
         """After a launch on ``stream`` of a graph in which steps of ``layers`` were captured: whether every expert
@@ -205,24 +223,24 @@ class MoeV41:
         """
         self._live()
         stream = self.gpu.default_stream() if stream is None else stream
-        for arena in {id(a): a for a in (self._added(layer).experts for layer in layers)}.values():
+        for arena in {self._added(layer).experts for layer in layers}:
             if arena.source is not None:
-                arena.release(stream)
+                self._held.add((arena, stream_handle(self.gpu, stream)))
+                self._let_go(arena, stream)
         resident = True
-        wanted: dict[int, tuple[ExpertArena, list[tuple[int, int]]]] = {}
+        wanted: dict[ExpertArena, list[tuple[int, int]]] = {}
         for layer in layers:
             state = self._has_run(layer)
             headers = self._headers(layer, state, stream)
-            for token, header in enumerate(headers):
+            for token, header in enumerate(np.atleast_2d(headers)):
                 flags = int(header[0])
                 resident = resident and not flags & NOT_RESIDENT
                 _check_flags(layer, token, flags & ~(0 if state.experts.source is None else NOT_RESIDENT))
-            keys = [(layer, int(e)) for e in np.unique(headers[:, 1 : 1 + self.cfg.topk])]
-            wanted.setdefault(id(state.experts), (state.experts, []))[1].extend(keys)
-        for arena, keys in wanted.values():
+            keys = [(layer, int(e)) for e in np.unique(headers[..., 1 : 1 + self.cfg.topk])]
+            wanted.setdefault(state.experts, []).extend(keys)
+        for arena, keys in wanted.items():
             if arena.source is not None:
-                arena.fetch(keys, stream)
-                self._apply_changes(arena, stream)
+                self._fetch_keys(arena, keys, stream)
         return resident
 
     def predict(
@@ -231,10 +249,14 @@ class MoeV41:
         """What ``layer`` would pick for one token ``x``, usually the input of the layer before it: its keys
         ``(layer, expert)``, best first, for ``ExpertArena.prefetch``. Waits for ``stream``.
 
-        ``router`` serves a layer that was not added. Raises ``MetraleError`` for logits that are not finite.
+        ``router`` serves a layer that was not added. Raises ``MetraleError`` for logits that are not finite. Refuses
+        a layer whose weights or experts have been freed.
         """
         b, cfg = self._live(), self.cfg
-        router = self._added(layer).weights.router if router is None else router
+        if router is None:
+            state = self._added(layer)
+            _check_held(layer, state.weights, state.experts)
+            router = state.weights.router
         if (router.n_routed, router.dim) != (cfg.n_routed, cfg.dim):
             refuse("router", (router.n_routed, router.dim), f"({cfg.n_routed}, {cfg.dim})")
         stream = self.gpu.default_stream() if stream is None else stream
@@ -253,15 +275,14 @@ class MoeV41:
         self._live()
         state = self._has_run(layer)
         headers = self._headers(layer, state, stream)
-        for token, header in enumerate(headers):
-            _check_flags(layer, token, int(header[0]) & ~(NOT_RESIDENT if state.fetched else 0))
-        picks, weights, slots = headers[:, 1:].reshape(-1, 3, self.cfg.topk).transpose(1, 0, 2).copy()
-        if not state.many:
-            picks, weights, slots = picks[0], weights[0], slots[0]
+        known = NOT_RESIDENT if headers.ndim == 2 and state.fetched else 0
+        for token, header in enumerate(np.atleast_2d(headers)):
+            _check_flags(layer, token, int(header[0]) & ~known)
+        picks, weights, slots = (part.copy() for part in np.split(headers[..., 1:], 3, axis=-1))
         return RoutedToken(picks.view(np.int32), weights.view(np.float32), slots.view(np.int32))
 
     def out_ptr(self) -> DevicePtr:
-        """Where ``forward`` leaves its output, bf16 ``[dim]``."""
+        """Where ``forward`` leaves its output, bf16 ``[tokens, dim]``."""
         return self._live()["out"]
 
     def buffer(self, name: str) -> DevicePtr:
@@ -274,6 +295,7 @@ class MoeV41:
     def free(self) -> None:
         """Give everything back. A second call does nothing."""
         self._layers.clear()
+        self._held.clear()
         self._own.free()
 
     def _live(self) -> dict[str, DevicePtr]:
@@ -315,7 +337,7 @@ class MoeV41:
 
     def _stage_one(self, layer: int, state: _Layer, x: Any, selection: str, stream: int) -> None:
         one, router, experts = self._single, state.weights.router, state.experts
-        may_miss = self._may_miss(state, stream)
+        may_miss = self._begin(state, stream)
         one.logits(router, x, self._buffers["logits"], stream)
         if selection == "host":
             picks = one.pick(router, self._buffers["logits"], stream)
@@ -332,7 +354,8 @@ class MoeV41:
                 self.gpu.copy_d2h_on_stream(state.header, header, stream)
                 if self._fetch(layer, state, self._picked(layer, header), stream):
                     one.select(router, *at)
-        state.tokens, state.many, state.fetched = 1, False, may_miss
+        state.ran = True
+        self._staged = layer, 1, ONE
         self._span("route", stream)
 
     def _compute_one(self, state: _Layer, x: Any, side_stream: bool, stream: int) -> DevicePtr:
@@ -380,13 +403,13 @@ class MoeV41:
         self, layer: int, state: _Layer, x: Any, tokens: int, path: str, stream: int
     ) -> "npt.NDArray[np.uint32] | None":  # fmt: skip
         """Route all tokens; their headers, where experts may have to be fetched."""
-        grouped = self._many()
+        grouped, may_miss = self._many(), self._begin(state, stream)
         grouped.logits(state.weights.router, x, tokens, stream)
         grouped.select(state.weights.router, state.slots_ptr, tokens, stream)
         grouped.quantise(x, tokens, _many_path(path), stream)
-        state.tokens, state.many, self._many_of = tokens, True, layer
-        state.fetched = self._may_miss(state, stream)
-        headers = grouped.headers(tokens, stream) if state.fetched else None
+        self.gpu.memset_async(state.header, SEVERAL & 0xFF, U32_BYTES, stream)
+        state.ran, state.tokens, state.fetched, self._many_of = True, tokens, may_miss, layer
+        headers = grouped.headers(tokens, stream) if may_miss else None
         self._span("route", stream)
         return headers
 
@@ -401,16 +424,14 @@ class MoeV41:
         return [picked[first : first + step] for first in range(0, len(picked), step)]
 
     def _compute_many(
-        self, state: _Layer, x: Any, tokens: int, side_stream: bool, path: str, waves: list[list[int]], stream: int
+        self, layer: int, state: _Layer, x: Any, tokens: int, side_stream: bool, path: str, waves: list[list[int]],
+        stream: int,
     ) -> DevicePtr:  # fmt: skip
         grouped, cfg, weights, layout = self._many(), self.cfg, state.weights, state.experts.layout
-        path, layer = _many_path(path), self._many_of
-        assert layer is not None  # stage was called
+        path = _many_path(path)
         limit, shared_limit = self._limits(state)
 
         def routed(on: int) -> None:
-            if len(waves) > 1:
-                grouped.clear(tokens, on)
             for wave in waves:
                 first, last = 0, cfg.n_routed
                 if wave is not ALL:
@@ -435,6 +456,15 @@ class MoeV41:
 
     # the arena
 
+    def _begin(self, state: _Layer, stream: int) -> bool:
+        """Whether the host has to see the picks of the step that begins. Then what an earlier one holds in the arena,
+        which failed, or came to no second half, is let go."""
+        self._staged = None
+        may_miss = self._may_miss(state, stream)
+        if may_miss:
+            self._let_go(state.experts, stream)
+        return may_miss
+
     def _may_miss(self, state: _Layer, stream: int) -> bool:
         """Whether the host has to see the picks. In a capture it cannot."""
         return state.experts.source is not None and not self.gpu.stream_is_capturing(stream)
@@ -449,46 +479,61 @@ class MoeV41:
         """Make them resident; whether slots have changed since the selection."""
         if experts is ALL:
             return False
-        state.experts.fetch([(layer, expert) for expert in experts], stream)
-        return self._apply_changes(state.experts, stream)
+        return self._fetch_keys(state.experts, [(layer, expert) for expert in experts], stream)
+
+    def _fetch_keys(self, arena: ExpertArena, keys: list[tuple[int, int]], stream: int) -> bool:
+        self._held.add((arena, stream_handle(self.gpu, stream)))
+        arena.fetch(keys, stream)
+        return self._apply_changes(arena, stream)
 
     def _release(self, state: _Layer, stream: int) -> None:
         if self._may_miss(state, stream):
-            state.experts.release(stream)
+            self._let_go(state.experts, stream)
+
+    def _let_go(self, arena: ExpertArena, stream: int) -> None:
+        """Release what is held in the arena, by work that ``stream`` is behind: one workspace serves all steps."""
+        for held in [held for held in self._held if held[0] is arena]:
+            arena.release(stream, of=held[1])
+            self._held.remove(held)
 
     def _apply_changes(self, arena: ExpertArena, stream: int) -> bool:
-        """Bring the slot tables up to date, on the device in stream order. The rows go through pred_logits."""
-        changes = arena.take_changes(stream)
-        changes = changes[changes[:, 1] < self.cfg.n_routed]  # it may hold experts of others
+        """Bring the slot tables up to date, on the device in stream order; whether there was anything to do. The rows
+        go through pred_logits."""
+        for layer, expert, slot in arena.take_changes(stream).tolist():
+            state = self._layers.get(layer)  # the arena may hold experts of others
+            if state is not None and state.experts is arena and expert < self.cfg.n_routed:
+                state.slots[expert] = self._changes[layer, expert] = slot
+        if not self._changes:
+            return False
+        changes = np.array([(*key, slot) for key, slot in self._changes.items()], np.int32)
         staged, cfg = self._buffers["pred_logits"], self.cfg
         at_once = max(F32_BYTES * cfg.n_routed // TRIPLE_BYTES, 1)
         for first in range(0, len(changes), at_once):
-            part = np.ascontiguousarray(changes[first : first + at_once])
+            part = changes[first : first + at_once]
             self.gpu.copy_h2d_async(part, staged, stream)
             ops.moe_v41_slot_table_set(
                 self.gpu, self._slot_table_set, self._buffers["slot_table"], cfg.n_routed, staged, len(part), stream
             )
-        for layer, expert, slot in changes:
-            if layer in self._layers:
-                self._layers[layer].slots[expert] = slot
-        return len(changes) > 0
+        self._changes.clear()
+        return True
 
     # the last step
 
     def _has_run(self, layer: int) -> _Layer:
         state = self._added(layer)
-        if state.tokens == 0:
+        if not state.ran:
             refuse("layer", layer, "a layer that has run")
-        if state.many and self._many_of != layer:
-            refuse("layer", layer, f"layer {self._many_of}, the last that ran for several tokens")
         return state
 
     def _headers(self, layer: int, state: _Layer, stream: Any) -> npt.NDArray[np.uint32]:
-        """``[tokens, .]``"""
-        headers = np.empty((state.tokens, self.cfg.header_words), np.uint32)
-        source = self._buffers["many_hdr"] if state.many else state.header
-        self.gpu.copy_d2h_on_stream(source, headers, stream)
-        return headers
+        """``[.]``, or ``[tokens, .]`` of a step for several tokens."""
+        header = np.empty(self.cfg.header_words, np.uint32)
+        self.gpu.copy_d2h_on_stream(state.header, header, stream)
+        if header[0] != SEVERAL:
+            return header
+        if self._many_of != layer:
+            refuse("layer", layer, f"layer {self._many_of}, the last that ran for several tokens")
+        return self._many().headers(state.tokens, stream)
 
     def _span(self, name: str, stream: int) -> None:
         if self._diagnose:
@@ -510,6 +555,10 @@ def _check_flags(layer: int, token: int, flags: int) -> None:
         raise MetraleError(f"layer {layer}, token {token}: a router logit is NaN or infinite; no expert was picked")
     if flags & NOT_RESIDENT:
         raise MetraleError(f"layer {layer}, token {token}: a picked expert is not resident")
+
+
+def _named(layer: int, tokens: int, path: str) -> str:
+    return f"layer {layer}, tokens {tokens}, path {path}"
 
 
 def _many_path(path: str) -> str:
