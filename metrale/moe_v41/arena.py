@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
@@ -84,6 +85,8 @@ class ExpertArena:
         self.layout = layout
         self.n_slots = n_slots
         self.source = source
+        self.table_of: weakref.ref[Any] | None = None
+        """The ``MoeV41`` whose slot table follows the changes: they are handed out once."""
         self._pid = os.getpid()
         self._calls = threading.Lock()
 

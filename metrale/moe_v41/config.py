@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """The shape of a DeepSeek-V4.1 MoE and the buffers it needs."""
 
+import math
 import operator
 import os
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ __all__ = ["SLOT_TABLE_LAYERS", "BufferSpec", "MoeV41Cfg", "expert_warps", "inte
 
 SLOT_TABLE_LAYERS = 64
 EXPERT_WARPS = (2, 4, 8)
+MAX_TOKENS = 65_535
+"""What the second dimension of a grid holds."""
 
 BF16_BYTES, F32_BYTES, U32_BYTES, PTR_BYTES, TILE_BYTES = 2, 4, 4, 8, 16
 GEMV_TILE_ROWS = 8
@@ -32,7 +35,7 @@ class MoeV41Cfg:
     """Shape and routing constants of a MoE layer.
 
     ``dim`` is the model's width and ``inter`` an expert's inner width, both multiples of 256; ``n_routed`` experts
-    (up to 1024), of which ``topk`` (up to 32) serve a token; ``max_tokens`` sizes the workspace.
+    (up to 1024), of which ``topk`` (up to 32) serve a token; ``max_tokens`` (up to 65535) sizes the workspace.
     ``swiglu_limit`` is the clamp of a layer that brings none of its own; 0 means no clamp.
     """
 
@@ -55,16 +58,15 @@ class MoeV41Cfg:
                     value,
                     f"a positive multiple of {SUPER_BLOCK}: K-quant experts are made of such blocks",
                 )
-        if not 1 <= self.n_routed <= MAX_ROUTED:
-            refuse("n_routed", self.n_routed, f"1 to {MAX_ROUTED}")
-        if not 1 <= self.topk <= min(self.n_routed, MAX_TOPK):
-            refuse("topk", self.topk, f"1 to {min(self.n_routed, MAX_TOPK)} (n_routed, and at most {MAX_TOPK})")
-        if not self.gate_temp > 0:
-            refuse("gate_temp", self.gate_temp, "more than 0")
+        integer("n_routed", self.n_routed, 1, MAX_ROUTED)
+        integer("topk", self.topk, 1, min(self.n_routed, MAX_TOPK))
+        integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        if not 0 < self.gate_temp < math.inf:
+            refuse("gate_temp", self.gate_temp, "more than 0, and finite")
+        if not math.isfinite(self.route_scale):
+            refuse("route_scale", self.route_scale, "a finite number")
         if not self.swiglu_limit >= 0:
             refuse("swiglu_limit", self.swiglu_limit, "0 (no clamp) or more")
-        if self.max_tokens < 1:
-            refuse("max_tokens", self.max_tokens, "1 or more")
 
     @property
     def rows(self) -> int:

@@ -3,6 +3,7 @@
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex
@@ -107,7 +108,8 @@ class MoeV41:
     def add_layer(self, layer: SupportsIndex, weights: MoeV41LayerWeights, experts: ExpertArena) -> None:
         """Use ``weights`` and the experts that ``experts`` holds now for ``layer`` (0 to 63), in place of earlier ones.
 
-        Refuses weights and slots of another shape than the configuration's, freed ones, and those of another backend.
+        Refuses weights and slots of another shape than the configuration's, freed ones, those of another backend, and
+        an arena with a source that serves another MoeV41.
         After another error the layer has to be added again.
         """
         cfg, b = self.cfg, self._live()
@@ -130,11 +132,16 @@ class MoeV41:
             refuse("experts", got, f"dim {cfg.dim}, inter {cfg.inter}")
         if experts.source is not None and experts.n_slots < cfg.topk:
             refuse("experts", f"{experts.n_slots} slots", f"at least one token's picks, {cfg.topk}")
+        other = None if experts.table_of is None else experts.table_of()
+        if other is not None and other is not self and not other._own.freed:
+            refuse("experts", "an arena whose changes go to another MoeV41's slot table", "an arena of its own")
         slots = np.full(cfg.n_routed, -1, np.int32)
         for expert, slot in experts.slots_of(layer).items():
             if not 0 <= expert < cfg.n_routed:
                 refuse("experts", f"expert {expert} of layer {layer}", f"0 to {cfg.n_routed - 1}")
             slots[expert] = slot
+        if experts.source is not None:
+            experts.table_of = weakref.ref(self)
         triples = np.empty((cfg.n_routed, 3), np.int32)
         triples[:, 0], triples[:, 1], triples[:, 2] = layer, np.arange(cfg.n_routed), slots
         self._layers.pop(layer, None)  # should the next fail, the device's table may be neither the old nor the new

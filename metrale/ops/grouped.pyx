@@ -12,7 +12,7 @@ from metrale.gpu.launch cimport (
     launch, launch_geometry, push_ptr, push_u32, push_u64,
 )
 from metrale.ops.check cimport (
-    at_most, ceil_div, device_ptr, kernel_in, multiple, nullable_ptr, positive, u32, u64,
+    at_most, ceil_div, device_ptr, kernel_in, multiple, nullable_ptr, positive, refuse_number, u32, u64,
 )
 
 cdef enum:
@@ -41,7 +41,8 @@ def moe_grouped_tiles(GpuBackend gpu not None, KernelHandle kernel not None, hdr
     row of each expert and the number of rows; tiles u32 ``[., 4]`` = expert, first row, rows, unused, of up to
     ``tile_rows`` rows each, of the experts ``first`` to ``last - 1``, ascending; n_tiles u32 ``[1]``, their number,
     at most ``min(n_routed, tokens * topk) + tokens * topk // tile_rows``. tiles lies on a 16-byte boundary. Refuses
-    ``tokens`` or ``tile_rows`` of 0, ``n_routed`` outside 1..1024, ``topk`` outside 1..32, null pointers.
+    ``tokens`` or ``tile_rows`` of 0, ``n_routed`` outside 1..1024, ``topk`` outside 1..min(n_routed, 32), ``last``
+    outside 1..n_routed, ``first`` that is not less, null pointers.
     """
     cdef uint64_t s = gpu.as_stream(stream)
     cdef uint64_t hdr_ = as_ptr(hdr, "hdr", gpu, s), offsets_ = as_ptr(offsets, "offsets", gpu, s)
@@ -63,6 +64,9 @@ cdef int c_moe_grouped_tiles(GpuBackend gpu, KernelHandle kernel, uint64_t hdr, 
     device_ptr(b"tiles", tiles, 16)
     device_ptr(b"n_tiles", n_tiles, 4)
     check_selections(tokens, topk, n_routed)
+    at_most(b"last", last, n_routed)
+    if first >= last:
+        refuse_number(b"first", first, b"less than ", last)
     positive(b"tile_rows", tile_rows)
     launch_geometry(&l, 1, 1, 1, SCHEDULE_BLOCK, 1, 1, 0)
     push_ptr(&l, hdr)
@@ -278,8 +282,8 @@ cdef int c_kquant_mmq_grouped(GpuBackend gpu, KernelHandle kernel, uint64_t tabl
 
 cdef int check_selections(uint32_t tokens, uint32_t topk, uint32_t n_routed) except -1 nogil:
     positive(b"tokens", tokens)
-    at_most(b"topk", topk, MAX_PICKS)
-    return at_most(b"n_routed", n_routed, MAX_ROUTED)
+    at_most(b"n_routed", n_routed, MAX_ROUTED)
+    return at_most(b"topk", topk, min(n_routed, <uint32_t>MAX_PICKS))
 
 
 cdef int check_grouped(uint64_t tables, uint64_t y, uint64_t y_alignment, uint64_t rows, uint64_t out, uint64_t tiles,

@@ -18,11 +18,17 @@ GOOD = {"dim": 512, "inter": 256, "n_routed": 8, "topk": 3}
         ({"dim": 300}, "dim: got 300, allowed: a positive multiple of 256"),
         ({"dim": 0}, "dim: got 0, allowed: a positive multiple of 256"),
         ({"inter": 128}, "inter: got 128, allowed: a positive multiple of 256"),
-        ({"topk": 0}, r"topk: got 0, allowed: 1 to 8"),
-        ({"topk": 9}, r"topk: got 9, allowed: 1 to 8"),
-        ({"topk": 33, "n_routed": 64}, r"topk: got 33, allowed: 1 to 32"),
-        ({"n_routed": 1025}, "n_routed: got 1025, allowed: 1 to 1024"),
-        ({"max_tokens": 0}, "max_tokens: got 0, allowed: 1 or more"),
+        ({"topk": 0}, r"topk: got 0, allowed: an integer, 1 to 8"),
+        ({"topk": 9}, r"topk: got 9, allowed: an integer, 1 to 8"),
+        ({"topk": 33, "n_routed": 64}, r"topk: got 33, allowed: an integer, 1 to 32"),
+        ({"n_routed": 1025}, "n_routed: got 1025, allowed: an integer, 1 to 1024"),
+        ({"n_routed": 8.0}, "n_routed: got 8.0, allowed: an integer, 1 to 1024"),
+        *[
+            ({"max_tokens": bad}, f"max_tokens: got {bad}, allowed: an integer, 1 to 65535")
+            for bad in (0, 2.5, True, 65_536)
+        ],
+        ({"gate_temp": float("inf")}, "gate_temp: got inf, allowed: more than 0, and finite"),
+        ({"route_scale": float("nan")}, "route_scale: got nan, allowed: a finite number"),
         ({"gate_temp": 0.0}, "gate_temp: got 0.0, allowed: more than 0"),
         ({"gate_temp": float("nan")}, "gate_temp: got nan, allowed: more than 0"),
         ({"swiglu_limit": -1.0}, "swiglu_limit: got -1.0, allowed: 0"),

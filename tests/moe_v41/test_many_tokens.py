@@ -273,6 +273,20 @@ def test_fewer_slots_than_one_tokens_picks_are_refused(device):
         few_slots(device, 0, 2).__enter__()
 
 
+def test_an_arena_that_is_read_for_another_workspace_is_refused(device, expected):
+    with few_slots(device, 0, 5) as (moe, arena):
+        other = MoeV41(device, moe.cfg)
+        try:
+            weights = moe._layers[0].weights
+            with pytest.raises(ArgumentError, match="experts: got .an arena whose changes go to another MoeV41"):
+                other.add_layer(0, weights, arena)
+            moe.free()
+            other.add_layer(0, weights, arena)
+            assert outputs(device, other, 0, expected["x_bf16"][:2]).shape == (2, other.cfg.dim)
+        finally:
+            other.free()
+
+
 def test_stage_refuses_more_experts_than_slots(device, expected):
     with few_slots(device, 0, 3) as (moe, _), device.upload(expected["x_bf16"]) as x:
         with pytest.raises(

@@ -84,7 +84,7 @@ KERNELS = {
 
 _SELECTIONS = [
     ("tokens", 0, AT_LEAST_1),
-    *[("topk", k, "1 to 32") for k in (0, 33)],
+    *[("topk", k, "1 to 8") for k in (0, 9)],
     *[("n_routed", n, "1 to 1024") for n in (0, 1025)],
 ]
 _ROWS = [*[("n_rows", n, "1 to 65535") for n in (0, 65_536)], ("dim", 0, AT_LEAST_1)]
@@ -109,7 +109,11 @@ SIZES = {
     ],
     ops.moe_v41_gather_rows: _ROWS,
     ops.moe_v41_scatter_add: _ROWS,
-    ops.moe_grouped_tiles: [*_SELECTIONS, ("tile_rows", 0, AT_LEAST_1)],
+    ops.moe_grouped_tiles: [
+        *_SELECTIONS,
+        *[("last", e, "1 to 8") for e in (0, 9)],
+        *[("first", 8, "less than 8"), ("tile_rows", 0, AT_LEAST_1)],
+    ],
     ops.moe_grouped_rows: _SELECTIONS,
     ops.moe_grouped_combine: [(name, 0, AT_LEAST_1) for name in ("tokens", "topk", "dim")],
     ops.kquant_mmvq_grouped: _GROUPED,
