@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
             }
             # -P: the source tree, where the package lies without its compiled parts, stays off the path.
             command = [sys.executable, "-P", "-m", "pytest", "-q", "-m", "not gpu", *(arguments or [KERNEL_TESTS])]
+            command += ["--capture=sys"]  # what a sanitizer writes before it ends the process is seen
             done = subprocess.run(command, env=environment)
             if done.returncode:
                 return done.returncode
