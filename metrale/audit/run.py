@@ -41,8 +41,11 @@ def run(target: str, arguments: Sequence[str], *, module: bool, output: str | No
         leaked = leaked or lost
     if not recorded:
         parts.append("metrale audit: the program opened no backend; nothing was recorded")
-    with suppress(BrokenPipeError):  # the status is what counts, also where nobody reads
+    try:
         print_tables(parts, sys.stderr)
+        sys.stderr.flush()
+    except BrokenPipeError:  # the status is what counts, also where nobody reads: at exit the rest must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return 1 if fail_on_leak and leaked and status == 0 else status
 
 

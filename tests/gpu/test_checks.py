@@ -172,12 +172,13 @@ def test_foreign_memory_is_taken_and_logged_once(caplog):
 
 def test_an_array_where_an_allocation_was_is_foreign():
     reused = []
+    nbytes = 64 << 20  # of its own pages, whatever is on the heap: the next as large gets the same
     with metrale.open("host", check=True) as gpu, gpu.buffer(2 * N) as out:
         kernel = gpu.kernel("moe_v41", "moe_v41_finish")
-        for i in range(100):
-            with gpu.buffer(nbytes := 4096 << i % 4) as gone:
+        for _ in range(5):
+            with gpu.buffer(nbytes) as gone:
                 begin = gone.ptr
-            acc = np.ones(nbytes // 4, np.float32)
+            acc = np.empty(nbytes // 4, np.float32)[1024:]  # allocators put different heads before what they give
             reused.append(begin <= acc.ctypes.data < begin + nbytes)
             ops.moe_v41_finish(gpu, kernel, acc, out, N, None)
     assert any(reused)

@@ -299,8 +299,10 @@ def engram_with_a_layer(gpu):
         loaded = made.add(upload_engram_layer(gpu, ENGRAM))
         engram = made.add(EngramV41(gpu, **loaded.shape, max_tokens=2))
         engram.add_layer(loaded.weights)
+    return made
 
 
+@constructor()
 def verify_pool_of_snapshots(gpu):
     return verify_pool(gpu, "snapshot")
 

@@ -187,7 +187,7 @@ def test_the_table_says_what_is_wrong(memory_audit, moe, capsys):
 
 def test_an_error_is_one_line_on_stderr_and_exit_2(memory_audit, capsys):
     assert memory_audit.main(["--backend", "host", "--max-tokens", "0"]) == 2
-    assert capsys.readouterr().err == "memory_audit: max_tokens: got 0, allowed: 1 or more\n"
+    assert capsys.readouterr().err == "memory_audit: max_tokens: got 0, allowed: an integer, 1 to 65535\n"
 
 
 @pytest.mark.parametrize("arguments", [["Missing"], ["--cycles", "-1"]])
