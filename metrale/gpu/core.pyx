@@ -393,4 +393,7 @@ def _close_all():
         except MetraleError as error:
             said = f"{said + '; ' if said else ''}closing it: {error}"
         if said:
-            print(f"metrale: {gpu.name}: {said}", file=sys.stderr)
+            try:
+                print(f"metrale: {gpu.name}: {said}", file=sys.stderr, flush=True)
+            except OSError:      # nobody reads; what could not be written must not change the exit status
+                sys.stderr = None
