@@ -94,13 +94,17 @@ def test_an_interrupt_ends_the_wait_and_the_read_goes_on(device):
 
         def interrupt(main):
             source.reading.acquire()
-            time.sleep(0.02)
-            signal.pthread_kill(main, signal.SIGINT)
+            for seconds in (0.02, 5, 5):  # Python misses a signal that comes as it is about to wait
+                if came.wait(seconds):
+                    return
+                signal.pthread_kill(main, signal.SIGINT)
 
+        came = threading.Event()
         thread = threading.Thread(target=interrupt, args=[threading.get_ident()])
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             arena.fetch([(0, 1)])
+        came.set()
         thread.join()
         source.go.set()
         fetched(arena, [(0, 1), (0, 2)])

@@ -254,8 +254,10 @@ def test_close_waits_for_what_is_being_read(fresh):
 
 def test_a_forked_child_has_no_arena(device):
     code = """
-        import os, sys, numpy as np, metrale
+        import os, sys, warnings, numpy as np, metrale
         from metrale.moe_v41 import ArrayExperts, ExpertArena, SlotLayout
+        # Python 3.12 warns of threads: that a fork among them goes well is what is tested.
+        warnings.simplefilter("ignore", DeprecationWarning)
         layout = SlotLayout(256, 256)
         sizes = layout.up_offset, layout.up_offset, layout.slot_bytes - layout.down_offset
         source = ArrayExperts({0: [np.zeros((2, n), np.uint8) for n in sizes]})

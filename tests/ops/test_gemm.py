@@ -23,7 +23,9 @@ def assert_right(got, x, weight):
     if got.dtype == np.uint16:
         assert_bf16_near(got, expected)
     else:
-        assert_near(got, expected, F32_OUT_BOUND)
+        # Against the length that a row of such products has: one of few outputs may be short by chance.
+        length = np.linalg.norm(bf16_values(x), axis=-1) * np.linalg.norm(bf16_values(weight)) / np.sqrt(x.shape[-1])
+        assert (np.linalg.norm(got - expected, axis=-1) <= F32_OUT_BOUND * length).all()
 
 
 def values(got):

@@ -67,7 +67,7 @@ def test_the_deciles_are_those_of_the_way(launch):
     [
         (BUILDER, 17, 800, True), (BUILDER, 17, 800.5, False), (BUILDER, 5, 800.5, None),
         (PREPARED, 0, 150, True), (PREPARED, 0, 150.5, False),
-        ("metrale.ops", 5, 400, True), ("metrale.ops", 5, 400.5, False),
+        ("metrale.ops", 4, 400, True), ("metrale.ops", 4, 400.5, False),
         ("metrale from Cython", 5, 50, True), ("metrale from Cython, nogil", 17, 50.5, False),
         ("cuda.core", 17, 0, None),
     ],

@@ -60,7 +60,7 @@ PEERS: dict[str, Maker] = {
 # Nanoseconds that a way may add to the C driver call, and for which numbers of arguments.
 TARGETS = {
     "metrale KernelLaunch": (800, (17,)),
-    OP: (400, ARGUMENTS),
+    OP: (400, (4, 17)),
     "metrale PreparedLaunch": (150, ARGUMENTS),
     "metrale from Cython": (50, ARGUMENTS),
     "metrale from Cython, nogil": (50, ARGUMENTS),

@@ -12,7 +12,8 @@ from metrale.gpu import KernelHandle
 
 
 class Op(NamedTuple):
-    """A launcher's call, and the launch that it comes to: one block of ``block`` threads with ``values``."""
+    """A launcher's call, and the launch that it comes to: one block of ``block`` threads with ``values``, and no dynamic
+    shared memory."""
 
     kernel: KernelHandle
     block: int
@@ -20,17 +21,18 @@ class Op(NamedTuple):
     way: Way
 
 
-def dense_gemv(gpu: metrale.GpuBackend, cleanup: ExitStack) -> Op:
-    """A launcher of 5 arguments."""
-    kernel, stream, n, k = gpu.kernel("gemv", "dense_gemv_bf16"), gpu.default_stream(), 16, 8
-    a, b, c = (_ones(gpu, cleanup, values // 2) for values in (k, n * k, n))
+def gather_rows(gpu: metrale.GpuBackend, cleanup: ExitStack) -> Op:
+    """A launcher of few arguments, 4 of which are the kernel's."""
+    kernel, stream, dim = gpu.kernel("moe_v41", "moe_v41_gather_rows"), gpu.default_stream(), 8
+    x, out = (_ones(gpu, cleanup, dim // 2) for _ in range(2))
+    rows = cleanup.enter_context(gpu.upload(bytes(4)))
 
     @timed
     def way(times: int) -> None:
         for _ in range(times):
-            ops.dense_gemv(gpu, kernel, a, b, c, n, k, stream)
+            ops.moe_v41_gather_rows(gpu, kernel, x, rows, out, 1, dim, stream)
 
-    return Op(kernel, 256, [*_pointers(a, b, c), ctypes.c_uint32(n), ctypes.c_uint32(k)], way)
+    return Op(kernel, 256, [*_pointers(x, rows, out), ctypes.c_uint32(dim)], way)
 
 
 def route_select(gpu: metrale.GpuBackend, cleanup: ExitStack) -> Op:
@@ -55,7 +57,7 @@ def route_select(gpu: metrale.GpuBackend, cleanup: ExitStack) -> Op:
     return Op(kernel, 256, values, way)
 
 
-OPS = (dense_gemv, route_select)
+OPS = (gather_rows, route_select)
 
 
 def _ones(gpu: metrale.GpuBackend, cleanup: ExitStack, words: int) -> metrale.DeviceBuffer:
