@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest

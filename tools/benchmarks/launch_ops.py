@@ -12,7 +12,7 @@ from metrale.gpu import KernelHandle
 
 
 class Op(NamedTuple):
-    """A launcher's call, and the launch that it comes to: one block of ``block`` threads with ``values``, and no dynamic
+    """A launcher's call, and the launch it comes to: one block of ``block`` threads with ``values``, and no dynamic
     shared memory."""
 
     kernel: KernelHandle
